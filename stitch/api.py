@@ -62,7 +62,7 @@ from stitch.ttb import load as load_binary
 if TYPE_CHECKING:
     from stitch.documents import YamlPipeline
     from stitch.mesh import CompiledStages, MachineSpecification, Mesh, ParallelOptions
-    from stitch.training import Loss, Optimizer, SearchResult, TrainingOptions
+    from stitch.training import Loss, Optimizer, PlacementResult, TrainingOptions
 
 _DEVICE = instance_of("an open device", RuntimeDevice)
 _OPTION = either(TEXT, instance_of("a stitch.graph.PlacementOption", PlacementOption))
@@ -100,6 +100,17 @@ def compile(
     loss: Loss | str | Mapping[str, Any],
     parallel: Mapping[str, Any],
     devices: int | str | Path | MachineSpecification | None = None,
+    **options: Any,
+) -> CompiledStages: ...
+@overload
+def compile(
+    module: ComputationGraph | str | Path | Callable[..., Any] | Any,
+    example_inputs: Sequence[Any] | Mapping[str, Any] = (),
+    *,
+    optimizer: Optimizer | str | Mapping[str, Any],
+    loss: Loss | str | Mapping[str, Any],
+    algorithm: str,
+    devices: int | str | Path | MachineSpecification,
     **options: Any,
 ) -> CompiledStages: ...
 @takes(
@@ -155,6 +166,8 @@ def compile(
             axis).
         algorithm: How spaces of inputs and outputs are chosen: `none` (compiler rules), `greedy` or
             `search` (L1 for the tensors that save most); for training also what is recomputed.
+            With `devices`, how the training is divided among them: `data_parallel` (replicas),
+            `pipeline` (stages) or `search` (both), as `stitch.training.optimize` finds.
         schedule: A loop schedule to prefer over the cheapest one.
         executor: The executor whose rates decide schedules, and that runs calls (default: `numpy`).
         unroll: ONNX loops with up to this many rounds are unrolled (default: 4).
@@ -164,13 +177,13 @@ def compile(
         parallel: With `optimizer` and `loss`, train in stages on several devices: a mapping of the
             fields of `stitch.mesh.ParallelOptions` (`stages`, `schedule`, `replicas`,
             `micro_batches`, `chunks`).
-        devices: With `parallel`, a machine specification, its YAML file, or a number of devices of
-            machine `target` (default: as many as needed).
+        devices: With `parallel` or `algorithm`, a machine specification, its YAML file, or a number
+            of devices of machine `target` (default with `parallel`: as many as needed).
         **training: Further options of `stitch.training.TrainingOptions`.
 
     Returns:
-        The compiled model, to call, save, or load on a device; with `parallel` the stages, to
-        start.
+        The compiled model, to call, save, or load on a device; with `parallel` or `devices` the
+        stages, to start.
 
     Raises:
         CompileError: The module has an unsupported operator, or its shapes do not match.
@@ -281,7 +294,7 @@ def split(
 
 def _algorithm_placement(
     graph: ComputationGraph, machine: Machine, algorithm: str
-) -> tuple[SearchResult[ComputationGraph] | None, tuple[PlacementOption, ...]]:
+) -> tuple[PlacementResult[ComputationGraph] | None, tuple[PlacementOption, ...]]:
     """Return placement options for the slots that have none, as an algorithm chooses them."""
     if algorithm == "none":
         return None, ()
@@ -338,9 +351,13 @@ def _compiled_for_training(
     from stitch.training import (
         ANY_LOSS,
         ANY_OPTIMIZER,
+        PARALLEL_ALGORITHMS,
+        AlgorithmConfig,
         ModelReader,
+        SimulatedTime,
         TorchOptimizer,
         as_trainable,
+        check_algorithm,
         compile_model,
         is_torch_optimizer,
         parameter_names,
@@ -353,7 +370,7 @@ def _compiled_for_training(
         chosen = _parallel(parallel, algorithm)
         options = {"accumulation_steps": chosen.micro_batches, **options}
     elif devices is not None:
-        raise UsageError("compile takes devices= only with parallel=")
+        check_algorithm(algorithm, PARALLEL_ALGORITHMS)
     how, state = _options(options), {}
     graph, values, twin = read_trainable(*source)
     if is_torch_optimizer(optimizer):
@@ -366,14 +383,25 @@ def _compiled_for_training(
     trained = None if trainable is None else frozenset(trainable)
     model = as_trainable(graph.with_placement(*placement), {**values, **weights}, trained, twin)
     machine = load_machine(target)
-    if parallel is not None:
-        from stitch.mesh import compile_stages
+    if parallel is not None or devices is not None:
+        from stitch.mesh import compile_stages, specification_of
 
-        model = replace(model, values={**model.values, **state})
         _check_target(target, machine, devices)
-        return compile_stages(
+        found = None
+        if parallel is None:
+            from stitch.parallel import optimize
+
+            assert devices is not None, "checked above"
+            devices = specification_of(devices, machine)
+            config = AlgorithmConfig(algorithm, loss, optimizer, how)
+            found = optimize(model, devices, SimulatedTime(), config)
+            chosen, recompute = found.parallel, found.solution.recompute
+            how = replace(how, accumulation_steps=chosen.micro_batches, recompute=recompute)
+        model = replace(model, values={**model.values, **state})
+        stages = compile_stages(
             model, loss, optimizer, how, chosen, machine if devices is None else devices, executor
         )
+        return replace(stages, search_result=found)
     reader = ModelReader(TrainableSource(graph, *source), placement, trained)
     training = compile_model(
         model, loss, optimizer, how, machine, algorithm, executor, state, reader

@@ -60,7 +60,7 @@ from stitch.version import __version__
 
 if TYPE_CHECKING:
     from stitch.frontend import CallStructure
-    from stitch.training import CompiledTraining, SearchResult, TrainingInstance
+    from stitch.training import CompiledTraining, PlacementResult, TrainingInstance
 
 
 # --------------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class CompiledModel(ModelOfBinary):
     executor: str | None = None
     math_fidelity: MathFidelity = MathFidelity.BY_TYPE
     is_from_cache: bool = False
-    search_result: SearchResult[Any] | None = None
+    search_result: PlacementResult[Any] | None = None
     structure: CallStructure | None = None
     session: ModelSession = field(default_factory=ModelSession, repr=False)
 
@@ -440,9 +440,9 @@ class CompiledModel(ModelOfBinary):
             model = compile_for_inference(graph, machine, form.target, options)
             if form.search is None:
                 return model
-            from stitch.training import SearchResult
+            from stitch.training import PlacementResult
 
-            result = SearchResult.from_data(form.search, graph)
+            result = PlacementResult.from_data(form.search, graph)
             return replace(model, search_result=result)
         from stitch.training import CompiledTraining
 

@@ -26,22 +26,24 @@ if TYPE_CHECKING:
         check_recompute,
         differentiate,
         differentiate_parts,
+        prepare_for_parts,
     )
-    from stitch.compiler.split import split_graph
+    from stitch.compiler.split import cut_names, cuttable, node_ends, split_graph
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
             "changed_slots": "with_layouts",
             "gradients": "Differentiated Recompute check_recompute differentiate "
-            "differentiate_parts",
-            "split": "split_graph",
+            "differentiate_parts prepare_for_parts",
+            "split": "cut_names cuttable node_ends split_graph",
         },
     )
 
 __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "LoopNote",
     "RATED_EXECUTORS", "Recompute", "SCHEDULES", "add_output_identities", "check_recompute",
-    "check_schedule", "compile_graph", "differentiate", "differentiate_parts", "optimize",
-    "rated_executor", "rewrite_graph", "split_graph", "with_layouts", "write_graph",
+    "check_schedule", "compile_graph", "cut_names", "cuttable", "differentiate",
+    "differentiate_parts", "node_ends", "optimize", "prepare_for_parts", "rated_executor",
+    "rewrite_graph", "split_graph", "with_layouts", "write_graph",
 ]  # fmt: skip

@@ -52,9 +52,8 @@ def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[Com
         CompileError: A name is unknown, a part would have no operations, or a cut would separate a
             state's input from its output.
     """
-    # Shapes and axes must be constants of the part that needs them.
     initial = graph.initial_state
-    graph = remove_dead_code(fold_constants(graph, FOLD_GROWTH_NBYTES))
+    graph = cuttable(graph)
     live = _Lives(graph)
     count = len(graph.operations)
     if isinstance(cuts, int):
@@ -69,6 +68,26 @@ def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[Com
     bounds = list(pairwise((0, *ends, count)))
     parts = [_part(graph, live, k, *bound) for k, bound in enumerate(bounds)]
     return tuple([_with_states(part, initial) for part in _with_placement(graph, parts)])
+
+
+def cuttable(graph: ComputationGraph) -> ComputationGraph:
+    """Return the graph that is cut: shapes and axes are constants of the parts that need them."""
+    return remove_dead_code(fold_constants(graph, FOLD_GROWTH_NBYTES))
+
+
+def cut_names(graph: ComputationGraph, most: int) -> tuple[str, ...]:
+    """Return names of nodes to cut after, in their order, for at most `most` parts.
+
+    Where there are more, the cuts are those of the narrowest parts of about equal cost. Cuts that
+    separate a state's input from its output are left out.
+    """
+    graph = cuttable(graph)
+    crossing, count = _Lives(graph).crossing_nbytes(), len(graph.operations)
+    names = {end: name for name, end in node_ends(graph).items()}
+    ends: Sequence[int] = [end for end in range(1, count) if crossing[end] < _APART_NBYTES]
+    if len(ends) >= most:
+        ends = narrowest_cuts(graph, crossing, most)
+    return tuple([names[end] for end in ends if end in names and crossing[end] < _APART_NBYTES])
 
 
 def _with_states(part: ComputationGraph, initial: Mapping[str, Array]) -> ComputationGraph:
@@ -87,13 +106,22 @@ def _states_of(graph: ComputationGraph) -> dict[str, tuple[int, int]]:
     }
 
 
-def _named_cuts(graph: ComputationGraph, names: Sequence[str]) -> tuple[int, ...]:
+def node_ends(graph: ComputationGraph) -> dict[str, int]:
+    """Return the point after each node of a cuttable graph by the names of the node.
+
+    These are its location, the location's part after the colon, and the values that it computes.
+    """
     places: dict[str, int] = {}
     for i, operation in enumerate(graph.operations):
         written = [graph.values[v].name for v in operation.outputs if v != ABSENT]
         for name in (operation.location, operation.location.partition(":")[2], *written):
             if name:
                 places[name] = i + 1
+    return places
+
+
+def _named_cuts(graph: ComputationGraph, names: Sequence[str]) -> tuple[int, ...]:
+    places = node_ends(graph)
     ends: dict[int, str] = {}
     # A name may itself contain commas.
     listed = [[name] if name in places else name.split(",") for name in names]

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from stitch.mesh.dry_runs import DryRun, dry_run
     from stitch.mesh.mesh import Mesh, MeshGraph, RemoteTensor, open_mesh
     from stitch.mesh.pieces import Piece, pieces_of
+    from stitch.mesh.schedules import schedule
+    from stitch.mesh.simulation import Step, Timeline, simulate
     from stitch.mesh.specification import (
         MachineSpecification,
         mesh_json_schema,
@@ -30,6 +32,8 @@ else:
             "dry_runs": "DryRun dry_run",
             "mesh": "Mesh MeshGraph RemoteTensor open_mesh",
             "pieces": "Piece pieces_of",
+            "schedules": "schedule",
+            "simulation": "Step Timeline simulate",
             "specification": "MachineSpecification mesh_json_schema specification_of",
             "trace": "trace_bytes wall_tracks",
             "staged_training": "CompiledStages ParallelOptions StagedTraining compile_stages",
@@ -37,8 +41,8 @@ else:
     )
 
 __all__ = [
-    "CompiledStages", "DryRun", "MachineSpecification", "Mesh",
-    "MeshGraph", "ParallelOptions", "Piece", "RemoteTensor", "StagedTraining", "compile_stages",
-    "dry_run", "mesh_json_schema", "open_mesh", "pieces_of", "specification_of", "trace_bytes",
-    "wall_tracks",
+    "CompiledStages", "DryRun", "MachineSpecification", "Mesh", "MeshGraph", "ParallelOptions",
+    "Piece", "RemoteTensor", "StagedTraining", "Step", "Timeline", "compile_stages", "dry_run",
+    "mesh_json_schema", "open_mesh", "pieces_of", "schedule", "simulate", "specification_of",
+    "trace_bytes", "wall_tracks",
 ]  # fmt: skip

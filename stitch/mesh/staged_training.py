@@ -110,6 +110,7 @@ class CompiledStages:
         schedule: The order of forward and backward passes on each device of a replica.
         specification: The devices that `start` opens.
         executor: The executor of the devices, None for the default.
+        search_result: What `stitch.training.optimize` found, None for stages that the caller chose.
     """
 
     model: Trainable
@@ -121,6 +122,7 @@ class CompiledStages:
     schedule: Schedule
     specification: MachineSpecification
     executor: str | None = None
+    search_result: Any = None
 
     @takes(mesh=optional(instance_of("an open mesh", Mesh)), weights=optional(MAPPING), seed=WHOLE)
     def start(

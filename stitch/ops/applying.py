@@ -33,6 +33,7 @@ from stitch.ops import (
     resampling,
     reshaping,
     scan,
+    sharding,
     types,
     unfolding,
     window_of_rows,
@@ -56,7 +57,7 @@ from stitch.program import (
 # Registry -----------------------------------------------------------------------------------------
 
 _FAMILIES = (
-    arithmetic, reshaping, rearranging, reduction, indexing, window_of_rows, matmul,
+    arithmetic, reshaping, rearranging, reduction, indexing, window_of_rows, sharding, matmul,
     quantized_products, fourier, convolution, pooling, unfolding, batch_normalization,
     layer_normalization, activation, recurrent, resampling, grid_sampling, types, scan,
 )  # fmt: skip

@@ -13,6 +13,7 @@ from stitch.ops import (
     matmul,
     rearranging,
     reshaping,
+    sharding,
     types,
     window_of_rows,
 )
@@ -168,8 +169,9 @@ def estimated_steps(
 #: Operators that only move elements.
 _MOVING = frozenset(
     (definition.domain, definition.name)
-    for family in (indexing, rearranging, reshaping, types, window_of_rows)
+    for family in (indexing, rearranging, reshaping, sharding, types, window_of_rows)
     for definition in family.OPERATORS
+    if definition.name != "Reduction"
 )
 #: Operators whose results are matrices, each padded to whole tiles.
 _OF_MATRICES = frozenset({("", "Gemm"), ("", "MatMul"), ("", "MatMulInteger")})

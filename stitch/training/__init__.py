@@ -65,6 +65,7 @@ from stitch.training.programs import (
     TrainingOptions,
     TrainingPrograms,
     compilation,
+    home_space,
     slot_places,
 )
 from stitch.training.schedules import (
@@ -72,19 +73,23 @@ from stitch.training.schedules import (
 )
 from stitch.training.search import (
     ALGORITHMS,
+    PARALLEL_ALGORITHMS,
     AlgorithmConfig,
     CostEstimator,
     CostValues,
-    SearchResult,
+    PlacedSlots,
+    PlacementResult,
+    ProgramEstimator,
     SearchSolution,
     SimulatedTime,
     check_algorithm,
-    optimize,
     place_inference,
+    place_training,
 )
 from stitch.training.tensors import COUNTS, check_state, part_of, random_key, with_part
 
 if TYPE_CHECKING:
+    from stitch.parallel import ModelCompilationResult, SearchResult, optimize
     from stitch.training.checkpoints import (
         Checkpoint,
         CheckpointFolder,
@@ -112,7 +117,14 @@ if TYPE_CHECKING:
         execute,
         task_signature,
     )
-    from stitch.training.stages import PassedValue, Stage, StagedGraphs, compile_stage, stages_of
+    from stitch.training.stages import (
+        PassedValue,
+        Stage,
+        StagedGraphs,
+        compile_stage,
+        stage_graph,
+        stages_of,
+    )
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
@@ -122,27 +134,30 @@ else:
             "RuntimeBacking SlotKind TaskArgumentAccessor TaskBinding TaskImplementation "
             "TaskInvocation TaskSignature TaskStore TensorAccessor TensorSlot backward_binding "
             "backward_signature execute task_signature",
-            "stages": "PassedValue Stage StagedGraphs compile_stage stages_of",
+            "stitch.parallel": "ModelCompilationResult SearchResult optimize",
+            "stages": "PassedValue Stage StagedGraphs compile_stage stage_graph stages_of",
         },
     )
 
 __all__ = [
     "CLIP_FACTOR", "COUNTS", "GRADIENT_NORM", "KEPT_KINDS", "LABEL", "LOSS", "MASTER", "MORE",
     "PassedValue", "Stage", "StagedGraphs", "check_state", "compilation", "compile_stage",
-    "micro_batches_of", "random_key", "stages_of",
-    "ALGORITHMS", "ANY_LOSS", "ANY_OPTIMIZER", "OPTIMIZERS", "SGD", "STEP", "Adagrad", "Adam",
-    "AdamW", "AlgorithmConfig", "Checkpoint", "CheckpointFolder", "CompiledTraining",
-    "CostEstimator", "CostValues", "LayerTask", "LayerTime", "LocalTaskBackend",
-    "Loss", "LossTensor", "ModelReader", "ModelTrainingInstance", "NAdam", "Optimizer", "Parameter",
-    "PendingValue", "RAdam", "RMSprop", "RuntimeArgument", "RuntimeBacking", "Schedule",
+    "micro_batches_of", "random_key", "stage_graph", "stages_of", "ALGORITHMS", "ANY_LOSS",
+    "ANY_OPTIMIZER", "OPTIMIZERS", "SGD", "STEP", "Adagrad", "Adam", "AdamW", "AlgorithmConfig",
+    "Checkpoint", "CheckpointFolder", "CompiledTraining", "CostEstimator", "CostValues",
+    "LayerTask", "LayerTime", "LocalTaskBackend", "Loss", "LossTensor",
+    "ModelCompilationResult", "ModelReader", "ModelTrainingInstance", "NAdam", "Optimizer",
+    "Parameter", "PARALLEL_ALGORITHMS", "PendingValue", "PlacedSlots", "PlacementResult",
+    "ProgramEstimator", "RAdam", "RMSprop", "RuntimeArgument", "RuntimeBacking", "Schedule",
     "SearchResult", "SearchSolution", "SimulatedTime", "SlotKind", "TaskArgumentAccessor",
     "TaskBinding", "TaskImplementation", "TaskInvocation", "TaskSignature", "TaskStore",
-    "TensorAccessor", "TensorFuture", "TensorSlot", "TorchOptimizer", "Trainable", "TrainingGraphs",
-    "TrainingInstance", "TrainingOptions", "TrainingPrograms", "as_trainable", "backward_binding",
-    "backward_signature", "check_algorithm", "compile_model", "constants_of", "differences",
-    "execute", "graph_of", "is_rate", "is_loss_call", "is_torch_optimizer", "loss_from_config",
-    "loss_of", "loss_of_call", "losses", "optimize", "optimizer_from_config", "owner_of",
-    "parameter_names", "part_of", "place_inference", "rate_name", "read_checkpoint",
-    "refuse_other", "replace_methods", "schedules", "slot_places", "task_signature", "update_graph",
+    "TensorAccessor", "TensorFuture", "TensorSlot", "TorchOptimizer", "Trainable",
+    "TrainingGraphs", "TrainingInstance", "TrainingOptions", "TrainingPrograms", "as_trainable",
+    "backward_binding", "backward_signature", "check_algorithm", "compile_model",
+    "constants_of", "differences", "execute", "graph_of", "home_space", "is_rate",
+    "is_loss_call", "is_torch_optimizer", "loss_from_config", "loss_of", "loss_of_call",
+    "losses", "optimize", "optimizer_from_config", "owner_of", "parameter_names", "part_of",
+    "place_inference", "place_training", "rate_name", "read_checkpoint", "refuse_other",
+    "replace_methods", "schedules", "slot_places", "task_signature", "update_graph",
     "weak_method", "with_part", "with_weights",
 ]  # fmt: skip

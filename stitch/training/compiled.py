@@ -34,7 +34,7 @@ from stitch.training.programs import (
     compile_update,
     graphs_of,
 )
-from stitch.training.search import AlgorithmConfig, SearchResult, SimulatedTime, optimize
+from stitch.training.search import AlgorithmConfig, PlacementResult, SimulatedTime, place_training
 from stitch.training.tensors import COUNTS, part_of, with_part
 
 
@@ -79,7 +79,7 @@ class CompiledTraining:
     optimizer: Optimizer
     options: TrainingOptions
     values: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}), repr=False)
-    search_result: SearchResult[TrainingGraphs] | None = None
+    search_result: PlacementResult[TrainingGraphs] | None = None
     #: Frozen values, which are constants of the programs, by the model's names.
     constants: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     #: Reads the model for batches of other sizes; None for a model that was loaded from a file.
@@ -243,7 +243,7 @@ class CompiledTraining:
             with located(f"{where}.values.{name}"):
                 arrays[name] = array_of_bytes(one.base64, ValueType(one.shape, one.type))
                 _check_value(arrays[name], kinds.get(name))
-        result = None if search is None else SearchResult.from_data(search, graphs_of(checked))
+        result = None if search is None else PlacementResult.from_data(search, graphs_of(checked))
         return CompiledTraining(
             checked, loss, optimizer, options, arrays, result, constants_of(graph)
         )
@@ -311,7 +311,7 @@ def compile_model(
     """
     loss, optimizer = loss_of(loss), optimizer_from_config(optimizer)
     config = AlgorithmConfig(algorithm, loss, optimizer, options)
-    search = optimize(model, machine, SimulatedTime(), config)
+    search = place_training(model, machine, SimulatedTime(), config)
     programs = compile_training(search.graph, machine, search.tensor_mapping, executor)
     values = {**model.values, **(state or {})}
     chosen = replace(options, recompute=search.solution.recompute)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, get_args
 
-from stitch.argument_kinds import instance_of, takes, with_method
 from stitch.compiler import Recompute
 from stitch.errors import OutOfMemoryError, unknown
 from stitch.frozen_json import from_plain, to_plain
@@ -24,20 +23,34 @@ from stitch.program import (
     TensorDesc,
     ValueType,
 )
-from stitch.training.graphs import KEPT_KINDS, Trainable, as_trainable
-from stitch.training.losses import Loss
-from stitch.training.optimizers import Optimizer
+from stitch.training.from_torch import loss_of
+from stitch.training.graphs import KEPT_KINDS, Trainable
+from stitch.training.optimizers import optimizer_from_config
 from stitch.training.programs import TrainingGraphs, TrainingOptions, home_space, training_graphs
 
 # --------------------------------------------------------------------------------------------------
 # Cost estimators
 
 
-class CostEstimator(Protocol):
+class Links(Protocol):
+    """Devices by name and the links between them (`stitch.MachineSpecification`)."""
+
+    def link(self, source: str, target: str) -> Any:
+        """Return the link between two devices."""
+
+
+class ProgramEstimator(Protocol):
     """Estimates the run time of programs, in simulated seconds."""
 
     def program(self, machine: Machine, program: OperationList) -> float:
         """Return the time of one run; layouts say in which memory space each value is."""
+
+
+class CostEstimator(ProgramEstimator, Protocol):
+    """Estimates the times of programs, and of values that pass between devices."""
+
+    def movement(self, specification: Any, source: str, target: str, nbytes: int) -> float:
+        """Return the time of a value from one device of a specification to another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +64,15 @@ class SimulatedTime:
     def program(self, machine: Machine, program: OperationList) -> float:
         return estimated_seconds(program, machine)
 
+    def movement(self, specification: Links, source: str, target: str, nbytes: int) -> float:
+        seconds: float = specification.link(source, target).seconds(nbytes)
+        return seconds
+
 
 class PlacedSlots:
     """A graph with movable slots; other values have the compiler's default placement."""
 
-    __slots__ = ("_home", "_machine", "_scratch_nbytes", "_touching", "graph", "slots")
+    __slots__ = ("_home", "_machine", "_touching", "graph", "scratch_nbytes", "slots")
 
     def __init__(self, graph: ComputationGraph, machine: MachineShape, home: Space) -> None:
         self.graph, self._machine, self._home = graph, machine, home
@@ -70,12 +87,12 @@ class PlacedSlots:
             for touched in {*operation.inputs, *operation.outputs}:
                 self._touching.setdefault(touched, []).append(at)
         plan = pack_scratch(graph.values, graph.operations, graph.placed_values())
-        self._scratch_nbytes = plan.nbytes
+        self.scratch_nbytes = plan.nbytes
 
     @property
     def scratch_per_bank(self) -> int:
         """Bytes per bank of the program's scratch in L1."""
-        return -(-self._scratch_nbytes // self._machine.space(Space.L1).banks)
+        return -(-self.scratch_nbytes // self._machine.space(Space.L1).banks)
 
     def near(self, name: str) -> tuple[Operation, ...]:
         """Return the operations that read or write a slot."""
@@ -96,7 +113,7 @@ class PlacedSlots:
                     kind = graph.values[value].type
                     desc = TensorDesc(kind.shape, Layout(kind.data_type, Space.L1))
                     in_l1 += room_per_bank(desc, self._machine)
-        scratch = choose_scratch(self._scratch_nbytes, self._machine, l1_slots_per_bank=in_l1)
+        scratch = choose_scratch(self.scratch_nbytes, self._machine, l1_slots_per_bank=in_l1)
         values = tuple(
             replace(value, layout=Layout(value.type.data_type, homes.get(index, scratch.space)))
             for index, value in enumerate(graph.values)
@@ -115,15 +132,27 @@ G = TypeVar("G")
 
 
 class SearchSolution(NamedTuple):
-    """The algorithm and the chosen recomputation."""
+    """What an algorithm chose.
+
+    Attributes:
+        recompute: What backward recomputes.
+        cuts: The nodes after which stages end.
+        replicas: Copies of all stages.
+        schedule: The order of forward and backward passes.
+        micro_batches: Those of a step, of all replicas together.
+    """
 
     algorithm: str
     recompute: str
+    cuts: tuple[str, ...] = ()
+    replicas: int = 1
+    schedule: str = "1f1b"
+    micro_batches: int = 1
 
 
 class CostValues(NamedTuple):
     """The estimate of one step: simulated seconds, bytes per bank in L1, bytes in the default
-    space."""
+    space, the latter two of the device that needs most."""
 
     seconds: float
     l1_size_per_bank: int
@@ -131,7 +160,7 @@ class CostValues(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SearchResult(Generic[G]):
+class PlacementResult(Generic[G]):
     """Graphs, a memory space for each tensor between them, and the estimated cost."""
 
     graph: G
@@ -155,11 +184,11 @@ class SearchResult(Generic[G]):
         return data
 
     @staticmethod
-    def from_data(data: Any, graph: G) -> SearchResult[G]:
+    def from_data(data: Any, graph: G) -> PlacementResult[G]:
         """Read what `as_data` returned; raise `FormatError`."""
         places, solution, costs = from_plain(_Result, data, "model.search")
         mapping = {name: space for name, (_, space) in places.items()}
-        return SearchResult(graph, MappingProxyType(mapping), solution, costs)
+        return PlacementResult(graph, MappingProxyType(mapping), solution, costs)
 
 
 class _Result(NamedTuple):
@@ -193,7 +222,7 @@ class Case:
     """Graphs that run one after the other on a machine, and the tensors between them."""
 
     def __init__(
-        self, graphs: Iterable[ComputationGraph], machine: Machine, estimator: CostEstimator,
+        self, graphs: Iterable[ComputationGraph], machine: Machine, estimator: ProgramEstimator,
         fixed: Mapping[str, Space],
     ) -> None:  # fmt: skip
         self.machine, self.estimator = machine, estimator
@@ -248,7 +277,7 @@ class Case:
         useful = [c for c in possible if c.saving > 0 and c.size_per_bank > 0]
         return sorted(useful, key=lambda c: (-c.saving / c.size_per_bank, c.name))
 
-    def result(self, graph: G, algorithm: str, recompute: str = "none") -> SearchResult[G]:
+    def result(self, graph: G, algorithm: str, recompute: str = "none") -> PlacementResult[G]:
         """Return the placement that an algorithm chooses, with its cost."""
         chosen = frozenset[str]()
         if algorithm == "greedy":
@@ -259,7 +288,7 @@ class Case:
         options = [self._spaces(names) for names in dict.fromkeys((chosen, frozenset[str]()))]
         costs, spaces = min(((self._costs(s), s) for s in options), key=lambda c: c[0].seconds)
         solution = SearchSolution(algorithm, recompute)
-        return SearchResult(graph, MappingProxyType(spaces), solution, costs)
+        return PlacementResult(graph, MappingProxyType(spaces), solution, costs)
 
     def _spaces(self, in_l1: frozenset[str]) -> dict[str, Space]:
         spaces = {name: Space.L1 if name in in_l1 else self.home for name in self.types}
@@ -329,55 +358,64 @@ def _bound(candidates: Sequence[L1Candidate], start: int, free: int) -> float:
 # --------------------------------------------------------------------------------------------------
 # The search
 
+#: Algorithms for one device, and for several.
 ALGORITHMS = ("none", "greedy", "search")
+PARALLEL_ALGORITHMS = ("data_parallel", "pipeline", "search")
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmConfig:
-    """An algorithm, and the training that it is for; raises `UsageError` for an unknown
-    algorithm."""
+    """An algorithm, and the training that it is for.
+
+    Attributes:
+        algorithm: `none`, `greedy` or `search` for one device, `data_parallel`, `pipeline` or
+            `search` for several.
+        loss: A loss, its name, or its configuration.
+        optimizer: An optimizer, its name, or its configuration.
+        options: With `accumulation_steps` above 1, the micro-batches of a step of any plan; else
+            there are as many as devices.
+        devices: For `optimize(graph, config)`: a machine specification, its file, or a number of
+            devices.
+
+    Raises:
+        UsageError: An unknown algorithm, loss or optimizer.
+    """
 
     algorithm: str
-    loss: Loss
-    optimizer: Optimizer
+    loss: Any
+    optimizer: Any
     options: TrainingOptions = field(default_factory=TrainingOptions)
+    devices: Any = 1
 
     def __post_init__(self) -> None:
-        check_algorithm(self.algorithm)
+        check_algorithm(self.algorithm, tuple(dict.fromkeys(ALGORITHMS + PARALLEL_ALGORITHMS)))
+        object.__setattr__(self, "loss", loss_of(self.loss))
+        object.__setattr__(self, "optimizer", optimizer_from_config(self.optimizer))
 
 
-def check_algorithm(word: object) -> None:
+def check_algorithm(word: object, known: Sequence[str] = ALGORITHMS) -> None:
     """Raise `UsageError` for an unknown algorithm."""
-    if word not in ALGORITHMS:
-        raise unknown("unknown algorithm", word, ALGORITHMS, got=repr(word))
+    if word not in known:
+        raise unknown("unknown algorithm", word, known, got=repr(word))
 
 
-@takes(
-    graph=instance_of("a ComputationGraph or a Trainable", ComputationGraph, Trainable),
-    machine=instance_of("a Machine (see stitch.machine.load_machine)", Machine),
-    cost_estimator=with_method("an object with program(machine, program)", "program"),
-    config=instance_of("an AlgorithmConfig", AlgorithmConfig),
-)
-def optimize(
-    graph: Trainable | ComputationGraph, machine: Machine, cost_estimator: CostEstimator,
-    config: AlgorithmConfig,
-) -> SearchResult[TrainingGraphs]:  # fmt: skip
-    """Return the best training of a graph on a machine that the algorithm finds.
+def place_training(
+    graph: Trainable, machine: Machine, cost_estimator: ProgramEstimator, config: AlgorithmConfig
+) -> PlacementResult[TrainingGraphs]:
+    """Return the best training of a model on one machine that the algorithm finds.
 
-    Named floating constants of a `ComputationGraph` are its parameters, as in `as_trainable`.
     Spaces in `config.options` are fixed.
 
     Raises:
         OutOfMemoryError: No placement fits.
-        UsageError: An argument has another type, or `spaces` names no tensor.
+        UsageError: The algorithm is for several devices, or `spaces` names no tensor.
     """
-    if isinstance(graph, ComputationGraph):
-        graph = as_trainable(graph)
+    check_algorithm(config.algorithm)
     asked = config.options.recompute
     kinds: tuple[str, ...] = (asked,)
     if config.algorithm != "none" and asked == "none":
         kinds = get_args(Recompute)
-    results: list[SearchResult[TrainingGraphs]] = []
+    results: list[PlacementResult[TrainingGraphs]] = []
     names = set[str]()
     for recompute in kinds:
         options = replace(config.options, recompute=recompute)
@@ -402,9 +440,9 @@ def optimize(
 
 
 def place_inference(
-    graph: ComputationGraph, machine: Machine, cost_estimator: CostEstimator, algorithm: str,
+    graph: ComputationGraph, machine: Machine, cost_estimator: ProgramEstimator, algorithm: str,
     fixed: Mapping[str, Space] | None = None,
-) -> SearchResult[ComputationGraph]:  # fmt: skip
+) -> PlacementResult[ComputationGraph]:  # fmt: skip
     """Return the memory spaces of a graph's inputs and outputs, `fixed` ones as they are.
 
     Raises `UsageError` for an unknown algorithm.

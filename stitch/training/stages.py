@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from stitch.argument_kinds import LIST, WHOLE, either, instance_of, takes
-from stitch.compiler import Differentiated, differentiate_parts
+from stitch.compiler import Differentiated, cuttable, differentiate_parts, prepare_for_parts
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine
 from stitch.program import DataType, InputKind, Ownership, Program, Role, Space
@@ -127,17 +127,8 @@ def stages_of(
     Raises:
         CompileError: An operator has no gradient, or the graph cannot be cut so.
     """
-    graph = model.graph
-    if options.precision is not DataType.FLOAT32:
-        graph = in_precision(graph, options.precision)
-    check_names(graph)
-    prediction = prediction_of(graph)
-    values = tuple([
-        replace(value, name=f"{value.name}_") if value.name in RESERVED else value
-        for value in graph.values
-    ])  # fmt: skip
-    graph = replace(graph, values=values)
-    parts = differentiate_parts(graph, cuts, prediction, recompute=options.recompute)
+    graph = _with_free_names(model.graph, options.precision)
+    parts = differentiate_parts(graph, cuts, prediction_of(graph), recompute=options.recompute)
     parameters = tuple([
         Parameter(slot.name, graph.input_type(i), f"{slot.name}.grad")
         for i, slot in sorted(enumerate(graph.inputs), key=lambda pair: pair[1].value)
@@ -150,6 +141,24 @@ def stages_of(
     name = f"{graph.name}_clipping"
     clipping = None if clip is None else clipping_graph(name, parameters, clip)
     return StagedGraphs(stages, clipping, parameters)
+
+
+def stage_graph(model: Trainable, options: TrainingOptions) -> ComputationGraph:
+    """Return the forward graph that `stages_of` cuts: after the passes, with one prediction."""
+    graph = _with_free_names(model.graph, options.precision)
+    return cuttable(prepare_for_parts(graph, prediction_of(graph)))
+
+
+def _with_free_names(graph: ComputationGraph, precision: DataType) -> ComputationGraph:
+    """Return the graph in a precision, without the names that a training uses."""
+    if precision is not DataType.FLOAT32:
+        graph = in_precision(graph, precision)
+    check_names(graph)
+    values = tuple([
+        replace(value, name=f"{value.name}_") if value.name in RESERVED else value
+        for value in graph.values
+    ])  # fmt: skip
+    return replace(graph, values=values)
 
 
 def _stage(

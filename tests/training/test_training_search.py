@@ -14,7 +14,7 @@ from stitch.machine import Machine, load_machine
 from stitch.program import OperationList, Space
 from stitch.training import (
     AlgorithmConfig,
-    SearchResult,
+    PlacementResult,
     SimulatedTime,
     TrainingGraphs,
     TrainingOptions,
@@ -29,7 +29,9 @@ from tests.support.training.models import batches, compiled, mlp, train
 N150 = load_machine("wormhole_n150")
 
 
-def found(algorithm: str, machine: Machine = N150, **options: Any) -> SearchResult[TrainingGraphs]:
+def found(
+    algorithm: str, machine: Machine = N150, **options: Any
+) -> PlacementResult[TrainingGraphs]:
     config = AlgorithmConfig(
         algorithm, stitch.losses.MSELoss(), stitch.Adam(), TrainingOptions(**options)
     )
@@ -161,8 +163,11 @@ def test_a_plain_computation_graph_is_optimized_as_it_is_trained() -> None:
     wrong: Any
     for wrong, word in (
         ((graph.text(), machine, SimulatedTime(), config), "a ComputationGraph or a Tr"),
-        ((graph, "wormhole_n150", SimulatedTime(), config), "a Machine .* as machine"),
-        ((graph, machine, None, config), "program.* as cost_estimator"),
+        (
+            (graph, "wormhole_n150", SimulatedTime(), config),
+            "a stitch.Mac.* as spec",
+        ),
+        ((graph, machine, None, config), "program.* as estimator"),
         ((graph, machine, SimulatedTime(), "search"), "an AlgorithmConfig as config"),
     ):
         with pytest.raises(UsageError, match=f"optimize takes {word}|optimize takes .*{word}"):

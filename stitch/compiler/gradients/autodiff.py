@@ -161,14 +161,8 @@ def differentiate_parts(
     Raises:
         CompileError: As `split_graph` and `differentiate`.
     """
-    graph = _prepare(graph)
-    results = {slot.name: i for i, slot in enumerate(graph.outputs)}
-    _check_names(graph, (output,), results, "output")
+    graph = prepare_for_parts(graph, output)
     states = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
-    kept = tuple(slot for slot in graph.outputs if slot.name in {output, *states})
-    # No part passes on a value that has the name of the output.
-    values = [replace(v, name=f"{output}_") if v.name == output else v for v in graph.values]
-    graph = replace(graph, outputs=kept, values=tuple(values))
     parts = _with_inputs(graph, split_graph(graph, cuts))
     #: Names of the values that depend on parameters, and for each part its inputs among them.
     carriers = {
@@ -201,6 +195,18 @@ def differentiate_parts(
         forward = drop_unused_values(replace(result.forward, outputs=outputs))
         differentiated.append(replace(result, forward=forward))
     return tuple(reversed(differentiated))
+
+
+def prepare_for_parts(graph: ComputationGraph, output: str) -> ComputationGraph:
+    """Return the graph that `differentiate_parts` splits: after the passes, with one prediction."""
+    graph = _prepare(graph)
+    results = {slot.name: i for i, slot in enumerate(graph.outputs)}
+    _check_names(graph, (output,), results, "output")
+    states = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
+    kept = tuple(slot for slot in graph.outputs if slot.name in {output, *states})
+    # No part passes on a value that has the name of the output.
+    values = [replace(v, name=f"{output}_") if v.name == output else v for v in graph.values]
+    return replace(graph, outputs=kept, values=tuple(values))
 
 
 def _with_inputs(

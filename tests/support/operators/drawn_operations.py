@@ -535,6 +535,21 @@ def expect(d: Draw) -> Drawn:
     return d.row(text(d.of("f32", "i64"), d.shape()), wanted, wanted)
 
 
+def sharding(*, joins: bool, has_axis: bool, kinds: Sequence[str]) -> Generator:
+    def generate(d: Draw) -> Drawn:
+        shape, degree = list(d.shape(2, 4)), d.number(1, 3)
+        d.attributes["degree"] = degree
+        axis = d.axis(len(shape) - 1)
+        if has_axis:
+            d.attributes["axis"] = axis
+        divided = 0 if joins else 1 + axis % (len(shape) - 1)
+        if joins or has_axis:
+            shape[divided] *= degree
+        return d.row(text(d.of(*kinds), tuple(shape)))
+
+    return generate
+
+
 # Products -----------------------------------------------------------------------------------------
 
 
@@ -1100,6 +1115,13 @@ GENERATORS: Mapping[tuple[str, str], Generator] = {
     ("", "CumProd"): cumulative, ("", "TfIdfVectorizer"): tf_idf, ("", "Gather"): gather,
     ("", "GatherElements"): gather_elements, ("", "GatherND"): gather_nd,
     ("", "TopK"): top_k, ("stitch", "Window"): window,
+    **{
+        ("stitch", name): sharding(joins=joins, has_axis=has_axis, kinds=kinds)
+        for name, joins, has_axis, kinds in (
+            ("Repartition", False, True, _ANY), ("Combine", True, True, _ANY),
+            ("Replicate", False, False, _ANY), ("Reduction", True, False, FLOATS),
+        )
+    },
     ("", "TensorScatter"): tensor_scatter, ("", "ScatterElements"): scatter_elements,
     ("", "ScatterND"): scatter_nd, ("", "OneHot"): one_hot, ("", "Det"): det,
     ("", "MatMul"): matmul, ("", "Gemm"): gemm, ("", "Einsum"): einsum,

@@ -52,6 +52,10 @@ OWN_ROWS = (
     Row("Window", ["f16[9,2,1]", np.array(8), np.array([-3])], {"lengths": (3,)}, domain="stitch"),
     Row("Window", ["i64[5]", np.array(4), np.array([0, 2, 9])], {"lengths": (2, 0, 3)},
         domain="stitch"),
+    Row("Repartition", ["f32[2,3,4]"], {"axis": 1, "degree": 2}, domain="stitch"),
+    Row("Combine", ["i64[6,3,4]"], {"axis": -2, "degree": 3}, domain="stitch"),
+    Row("Replicate", ["f16[2,3]"], {"degree": 3}, domain="stitch"),
+    Row("Reduction", ["f32[6,3]"], {"degree": 3}, domain="stitch"),
     Row("Expect", [_ROW, np.array([1, 2]), np.array([1, 2])], {"name": "x"}, domain="stitch"),
     # What the tables do not ask for, as it is no matter of one lane.
     Row("MaxPool", ["f32[2,1,4]"], {"kernel_shape": (2,), "pads": (1, 0)}, 2),

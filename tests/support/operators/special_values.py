@@ -59,6 +59,10 @@ OTHERS = (
     Row("SoftmaxGradient", [_MANY, _MANY], {}, 1, "stitch"),
     Row("Window", ["f32[9,2]", "i64[]<9", "i64[2]<3"], {"lengths": (3, 2)}, 1, "stitch"),
     Row("Window", ["i64[5]", "i64[]<5", "i64[1]<3"], {"lengths": (3,)}, 1, "stitch"),
+    Row("Repartition", ["f32[1,3,4]"], {"axis": 1, "degree": 2}, 1, "stitch"),
+    Row("Combine", ["f32[2,3,4]"], {"axis": 0, "degree": 2}, 1, "stitch"),
+    Row("Replicate", [_MATRIX], {"degree": 2}, 1, "stitch"),
+    Row("Reduction", ["f32[2,3,4]"], {"degree": 2}, 1, "stitch"),
     Row("Expect", [_MATRIX, "i64[2]", np.array([1, 2])], {"name": "n"}, 1, "stitch"),
 )  # fmt: skip
 

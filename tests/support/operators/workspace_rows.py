@@ -244,6 +244,10 @@ def _own_operators() -> list[Row]:
     return [
         ("Window", [some, np.array(1), np.array([2, 1])], {"lengths": (140, 3)}),
         ("Window", [some, np.array(299), np.array([-7, 3])], {"lengths": (40, 1)}),
+        ("Repartition", ["f32[3,100,1000]"], {"axis": 1, "degree": 10}),
+        ("Combine", ["f32[30,100,100]"], {"axis": 1, "degree": 10}),
+        ("Replicate", [some], {"degree": 3}),
+        ("Reduction", [some], {"degree": 3}),
         ("Expect", [some, np.array([1, 2]), np.array([1, 2])], {"name": "x"}),
     ]  # fmt: skip
 

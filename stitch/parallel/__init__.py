@@ -1,0 +1,14 @@
+"""Parallel computation graphs, and the search for a plan of a training on several devices."""
+
+from stitch.parallel.costs import SegmentCosts, StageCost
+from stitch.parallel.division import TensorMapping, TensorPlacement, replicated
+from stitch.parallel.parallel_graph import ParallelComputationGraph, ParallelShape
+from stitch.parallel.plan_search import Candidate, ModelCompilationResult, SearchResult, optimize
+from stitch.parallel.plans import Plan, plan_seconds
+from stitch.parallel.simulated_steps import simulate_plan
+
+__all__ = [
+    "Candidate", "ModelCompilationResult", "ParallelComputationGraph", "ParallelShape", "Plan",
+    "SearchResult", "SegmentCosts", "StageCost", "TensorMapping", "TensorPlacement", "optimize",
+    "plan_seconds", "replicated", "simulate_plan",
+]  # fmt: skip

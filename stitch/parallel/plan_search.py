@@ -1,0 +1,288 @@
+"""`optimize`: the plan of a training on several devices, and its parallel graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args, overload
+
+import numpy as np
+
+from stitch.argument_kinds import instance_of, takes, with_method
+from stitch.compiler import Recompute
+from stitch.errors import OutOfMemoryError, UsageError
+from stitch.graph import ComputationGraph
+from stitch.html_table import html_table
+from stitch.machine import Machine
+from stitch.mesh import MachineSpecification, ParallelOptions, specification_of
+from stitch.parallel.costs import SegmentCosts
+from stitch.parallel.division import TensorMapping, can_replicate, replicated, tensor_mapping
+from stitch.parallel.parallel_graph import ParallelComputationGraph
+from stitch.parallel.plans import Plan, best_stages, saved_sets, shapes_of
+from stitch.program import InputKind, Space
+from stitch.training import (
+    KEPT_KINDS,
+    PARALLEL_ALGORITHMS,
+    AlgorithmConfig,
+    CostEstimator,
+    CostValues,
+    PlacementResult,
+    ProgramEstimator,
+    SearchSolution,
+    SimulatedTime,
+    Trainable,
+    as_trainable,
+    check_algorithm,
+    home_space,
+    place_training,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kind of plan that a search has looked at: its best estimate, None if none fits."""
+
+    replicas: int
+    stages: int
+    schedule: str
+    recompute: str
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What `optimize` found.
+
+    Attributes:
+        pcg: The parallel graph of a step.
+        tensor_mapping: The device of each shard of each value, and its memory space, by name.
+        solution: What was chosen.
+        cost_values: The estimate. `seconds` is one step with `solution.micro_batches`.
+        candidates: All kinds of plans, fastest first.
+        plan: The plan itself, for `stitch.parallel.simulate_plan`.
+    """
+
+    pcg: ParallelComputationGraph
+    tensor_mapping: TensorMapping
+    solution: SearchSolution
+    cost_values: CostValues
+    candidates: tuple[Candidate, ...]
+    plan: Plan
+
+    @property
+    def parallel(self) -> ParallelOptions:
+        """The options with which `stitch.compile(parallel=...)` trains by this plan."""
+        chosen = self.solution
+        return ParallelOptions(
+            chosen.cuts or 1, chosen.schedule, chosen.replicas, chosen.micro_batches
+        )
+
+    def text(self) -> str:
+        """Return the best plan of each number of replicas and stages, fastest first."""
+        lines = [" ".join(row) for row in self._rows()]
+        return "\n".join(["replicas x stages: schedule, recompute, us", *lines])
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        best = {(one.replicas, one.stages): one for one in reversed(self.candidates)}
+        return [
+            (f"{one.replicas} x {one.stages}:", one.schedule, one.recompute,
+             "does not fit" if one.seconds is None else f"{one.seconds * 1e6:.1f}")
+            for one in self.candidates if best[one.replicas, one.stages] is one
+        ]  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            f"{self.solution.algorithm}: {self.cost_values.seconds * 1e6:.1f} us for a step",
+            ("replicas x stages", "schedule", "recompute", "us"), self._rows(),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCompilationResult:
+    """A computation graph, its parallel graph, and the placement of each value by name."""
+
+    computation_graph: ComputationGraph
+    pcg: ParallelComputationGraph
+    tensor_mapping: TensorMapping
+
+
+_PROGRAMS = with_method("an object with program(machine, program)", "program")
+_MOVEMENTS = with_method(
+    "an object with program(machine, program) and movement(specification, source, target, nbytes)",
+    "movement",
+)
+_CONFIG = instance_of("an AlgorithmConfig", AlgorithmConfig)
+
+
+@overload
+def optimize(
+    graph: Trainable | ComputationGraph, specification: AlgorithmConfig
+) -> ModelCompilationResult: ...
+@overload
+def optimize(
+    graph: Trainable | ComputationGraph, specification: MachineSpecification,
+    estimator: CostEstimator, config: AlgorithmConfig,
+) -> SearchResult: ...  # fmt: skip
+@overload
+def optimize(
+    graph: Trainable | ComputationGraph, specification: Machine, estimator: ProgramEstimator,
+    config: AlgorithmConfig,
+) -> PlacementResult[Any]: ...  # fmt: skip
+@takes(
+    graph=instance_of("a ComputationGraph or a Trainable", ComputationGraph, Trainable),
+    specification=instance_of(
+        "a stitch.MachineSpecification, or an AlgorithmConfig alone", MachineSpecification, Machine,
+        AlgorithmConfig,
+    ),
+)  # fmt: skip
+def optimize(
+    graph: Trainable | ComputationGraph,
+    specification: MachineSpecification | Machine | AlgorithmConfig,
+    estimator: Any = None, config: AlgorithmConfig | None = None,
+) -> SearchResult | ModelCompilationResult | PlacementResult[Any]:  # fmt: skip
+    """Return the best training of a graph on several devices that an algorithm finds.
+
+    `optimize(graph, config)` is that for `config.devices`, by the simulated time.
+
+    Args:
+        graph: Parameters are its inputs of kind `parameter`, or else its named floating constants.
+        specification: The devices; a `Machine` is one device: then memory spaces are chosen.
+        estimator: The seconds of programs and of values that pass between devices.
+        config: The algorithm and the training.
+
+    Raises:
+        OutOfMemoryError: No plan fits; says for each device what is needed and free.
+        UsageError: An argument has another type, the estimator returns an impossible time, or all
+            plans need a link that is missing.
+        CompileError: An operator has no gradient.
+
+    >>> import stitch
+    >>> b = stitch.ComputationGraphBuilder("line")
+    >>> x = b.input("x", (16, 10), "float32")
+    >>> b.output("y", b.linear(x, b.parameter("w", np.zeros((1, 10), np.float32))))
+    >>> config = AlgorithmConfig("data_parallel", "mse", "adam")
+    >>> two = stitch.MachineSpecification.of(2, "tiny")
+    >>> optimize(b.build(), two, SimulatedTime(), config).solution.replicas
+    2
+    """
+    model = _trainable(graph) if isinstance(graph, ComputationGraph) else graph
+    if isinstance(specification, AlgorithmConfig):
+        config = specification
+        found = _search(model, specification_of(config.devices), SimulatedTime(), config)
+        return ModelCompilationResult(model.graph, found.pcg, found.tensor_mapping)
+    _PROGRAMS.check("optimize", "estimator", estimator)
+    _CONFIG.check("optimize", "config", config)
+    assert config is not None, "checked"
+    if isinstance(specification, Machine):
+        return place_training(model, specification, estimator, config)
+    _MOVEMENTS.check("optimize", "estimator", estimator)
+    return _search(model, specification, estimator, config)
+
+
+def _trainable(graph: ComputationGraph) -> Trainable:
+    """Return a graph as a model; declared parameters need no values for a search."""
+    kept = [(s, graph.input_type(i)) for i, s in enumerate(graph.inputs) if s.kind in KEPT_KINDS]
+    if not any(slot.kind is InputKind.PARAMETER for slot, _ in kept):
+        return as_trainable(graph)
+    values = {
+        slot.name: np.broadcast_to(np.zeros((), kind.data_type.dtype), kind.shape)
+        for slot, kind in kept
+    }
+    return Trainable(graph, values, graph)
+
+
+def _search(
+    model: Trainable, specification: MachineSpecification, estimator: CostEstimator,
+    config: AlgorithmConfig,
+) -> SearchResult:  # fmt: skip
+    check_algorithm(config.algorithm, PARALLEL_ALGORITHMS)
+    count = len(specification.devices)
+    asked = config.options
+    steps = asked.accumulation_steps if asked.accumulation_steps > 1 else count
+    kinds: Sequence[str] = get_args(Recompute) if asked.recompute == "none" else (asked.recompute,)
+    candidates: list[Candidate] = []
+    best: Plan | None = None
+    searched: list[SegmentCosts] = []
+    for recompute in kinds:
+        options = replace(asked, recompute=recompute, accumulation_steps=steps)
+        costs = SegmentCosts(
+            model, config.loss, config.optimizer, options, specification, estimator
+        )
+        searched.append(costs)
+        shapes = shapes_of(config.algorithm, count, steps, costs.count)
+        if not can_replicate(costs.graph):
+            shapes = [shape for shape in shapes if shape[0] == 1]
+            if not shapes:
+                raise UsageError(
+                    f"graph {model.graph.name!r} has no replicas: forward replaces a state, or a "
+                    "value of the batch has no axis", remedy="algorithm='pipeline'",
+                )  # fmt: skip
+        for replicas, stages, schedule in shapes:
+            plan = best_stages(costs, stages, replicas, schedule, steps)
+            seconds = None if plan is None else plan.seconds
+            candidates.append(Candidate(replicas, stages, schedule, recompute, seconds))
+            if plan is not None and (best is None or plan.seconds < best.seconds):
+                best = plan
+    if best is None:
+        raise _refusal(searched[-1], shapes, steps, config)
+    pcg = replicated(best.costs.graph, best.replicas)
+    candidates.sort(key=lambda one: (one.seconds is None, one.seconds or 0.0))
+    solution = SearchSolution(
+        config.algorithm, best.costs.recompute, best.cuts, best.replicas, best.schedule, steps
+    )
+    return SearchResult(
+        pcg, tensor_mapping(pcg, best), solution, _cost_values(best), tuple(candidates), best
+    )
+
+
+def _needed(plan: Plan) -> list[tuple[str, Machine, dict[Space, int]]]:
+    """Return what each device of a plan needs, in bytes per bank by space."""
+    found, share = [], plan.micro_batches // plan.replicas
+    for k, (first, end) in enumerate(plan.stages):
+        waiting = saved_sets(plan.schedule, len(plan.ends) - 1 - k, share)
+        for device in plan.devices(k):
+            machine = plan.costs.specification.devices[device].machine
+            found.append((device, machine, plan.costs.needed(first, end, machine, waiting)))
+    return found
+
+
+def _cost_values(plan: Plan) -> CostValues:
+    l1, home = [], []
+    for _, machine, needed in _needed(plan):
+        space = home_space(machine)
+        l1.append(needed.get(Space.L1, 0) if space is not Space.L1 else 0)
+        home.append(needed[space] * machine.shape.space(space).banks)
+    return CostValues(plan.seconds, max(l1), max(home))
+
+
+def _refusal(
+    costs: SegmentCosts, shapes: Sequence[tuple[int, int, str]], steps: int,
+    config: AlgorithmConfig,
+) -> UsageError | OutOfMemoryError:  # fmt: skip
+    """Return the error if no plan is possible."""
+    name = f"graph {costs.graph.name!r} on {costs.specification.name!r}"
+    # The plan with the most stages needs least on each device.
+    replicas, stages, schedule = max(shapes, key=lambda shape: shape[1] - (shape[2] == "gpipe"))
+    plan = best_stages(costs, stages, replicas, schedule, steps, within_memory=False)
+    if plan is None:
+        links = ", ".join(f"{a} -> {b}" for a, b in sorted(costs.missing_links))
+        return UsageError(
+            "all plans need links that the machine specification does not have", where=name,
+            got=f"no link {links}", remedy="describe them under links:",
+        )  # fmt: skip
+    lines = []
+    for device, machine, needed in _needed(plan):
+        for space, nbytes in needed.items():
+            free = machine.shape.space(space).capacity
+            if nbytes > free:
+                lines.append(f"{device!r} ({machine.name}) needs {nbytes} B per bank of "
+                             f"{space.value}, {free} B are free")  # fmt: skip
+    remedies = ["more devices or larger machines", "a smaller batch"]
+    if config.options.recompute == "none":
+        remedies.append("fewer accumulation_steps")
+    return OutOfMemoryError(
+        f"no plan of {config.algorithm!r} fits the devices: " + "; ".join(lines), where=name,
+        got=f"the plan with the most stages: {replicas} x {stages}, {schedule}, recompute "
+        f"{costs.recompute}",
+        remedy=", or ".join(remedies),
+    )  # fmt: skip

@@ -1,0 +1,210 @@
+"""Search for the stages and replicas of a training on several devices.
+
+A plan has `replicas` copies of `stages`; stage k of a replica is on its k-th device. A step of n
+micro-batches for each replica takes, by the schedule,
+
+    gpipe:  sum(f + b + x + y) + (n - 1) * (max(f, x) + max(b, y)) + tail
+    1f1b:   sum(f + b + x + y) + (n - 1) * period + tail
+            period = the most of f + b, x, y, and for each k with fewer than n micro-batches
+            under way behind it, (what these stages take for a micro-batch) / (their number)
+
+for seconds f and b of stages forward and backward, x and y of the values that arrive and of
+gradients that go back, and the longest update as the tail. A plan from stage k on is no better
+than another if each of these terms is at least as large, so a dynamic program from the last stage
+that keeps the undominated ones is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stitch.mesh import MachineSpecification
+from stitch.parallel.costs import SegmentCosts, StageCost
+
+SCHEDULES = ("1f1b", "gpipe")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Stages, replicas and schedule of a training.
+
+    Attributes:
+        costs: The segments of the stages, with the kind of recomputation.
+        ends: The segment after each stage.
+        replicas: Copies of all stages.
+        schedule: `1f1b` or `gpipe`.
+        micro_batches: Those of a step, of all replicas together.
+        seconds: The estimated seconds of a step.
+    """
+
+    costs: SegmentCosts
+    ends: tuple[int, ...]
+    replicas: int
+    schedule: str
+    micro_batches: int
+    seconds: float
+
+    @property
+    def stages(self) -> tuple[tuple[int, int], ...]:
+        """The first segment of each stage, and the one after its last."""
+        return tuple(zip((0, *self.ends), self.ends, strict=False))
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """The nodes after which stages end."""
+        return tuple([self.costs.cuts[end - 1] for end in self.ends[:-1]])
+
+    def devices(self, stage: int) -> tuple[str, ...]:
+        """Return the device of a stage in each replica."""
+        return devices_of(self.costs.specification, self.replicas, len(self.ends), stage)
+
+
+def devices_of(
+    specification: MachineSpecification, replicas: int, stages: int, stage: int
+) -> tuple[str, ...]:
+    """Return the device of a stage in each replica: each replica has consecutive devices."""
+    names = list(specification.devices)
+    return tuple([names[replica * stages + stage] for replica in range(replicas)])
+
+
+class _Terms(NamedTuple):
+    """The terms of the seconds of a step, from a stage to the last."""
+
+    #: Of the first micro-batch.
+    once: float
+    #: Of each further one: the longest of the pipeline, or forward and backward.
+    period: float
+    period_back: float
+    update: float
+
+    def seconds(self, micro_batches: int) -> float:
+        further = (micro_batches - 1) * (self.period + self.period_back)
+        return self.once + further + self.update
+
+
+def _extended(
+    after: _Terms, stage: StageCost, following: int, schedule: str, micro_batches: int
+) -> _Terms:
+    """Return the terms with one more stage before `following` ones."""
+    f, b, x, y, added = (
+        stage.forward, stage.backward, stage.arriving, stage.returning, stage.accumulation
+    )  # fmt: skip
+    once, update = after.once + f + b + x + y, max(after.update, stage.update)
+    if schedule == "gpipe":
+        period, back = max(after.period, f, x), max(after.period_back, b + added, y)
+        return _Terms(once, period, back, update)
+    period = max(after.period, f + b + added, x, y)
+    if micro_batches > following + 1:
+        # So many micro-batches are under way from here on.
+        period = max(period, (after.once + f + b + added) / (following + 1))
+    return _Terms(once, period, 0.0, update)
+
+
+def plan_seconds(
+    costs: SegmentCosts, ends: Sequence[int], replicas: int, schedule: str, micro_batches: int
+) -> float:
+    """Return the estimated seconds of a step of a plan, whether or not it fits in memory.
+
+    Args:
+        ends: The segment after each stage.
+        micro_batches: Those of a step, of all replicas together.
+    """
+    terms, share = _Terms(0.0, 0.0, 0.0, 0.0), micro_batches // replicas
+    starts = (0, *ends)
+    for k in reversed(range(len(ends))):
+        stage = costs.stage(starts[k], ends[k], *_places(costs, replicas, len(ends), k))
+        terms = _extended(terms, stage, len(ends) - 1 - k, schedule, share)
+    return terms.seconds(share)
+
+
+def _places(costs: SegmentCosts, replicas: int, stages: int, stage: int) -> list[tuple[str, ...]]:
+    """Return the devices of a stage, and of the one before."""
+    return [
+        devices_of(costs.specification, replicas, stages, k) if k >= 0 else ()
+        for k in (stage, stage - 1)
+    ]
+
+
+def saved_sets(schedule: str, following: int, micro_batches: int) -> int:
+    """Return the micro-batches whose values a stage saves at once."""
+    return micro_batches if schedule == "gpipe" else min(micro_batches, following + 1)
+
+
+class _Label(NamedTuple):
+    terms: _Terms
+    ends: tuple[int, ...]
+
+
+def best_stages(
+    costs: SegmentCosts, stages: int, replicas: int, schedule: str, micro_batches: int,
+    limit: float = math.inf, *, within_memory: bool = True,
+) -> Plan | None:  # fmt: skip
+    """Return the fastest plan with so many stages and replicas, None if none fits in memory.
+
+    Args:
+        limit: Plans that take at least as many seconds are left out.
+        within_memory: Whether each stage must fit its devices.
+    """
+    share, count = micro_batches // replicas, costs.count
+    #: By the first segment: the undominated plans from there to the end.
+    labels: dict[int, list[_Label]] = {count: [_Label(_Terms(0.0, 0.0, 0.0, 0.0), ())]}
+    for k in reversed(range(stages)):
+        following = stages - 1 - k
+        places = _places(costs, replicas, stages, k)
+        machines = dict.fromkeys(
+            costs.specification.devices[device].machine for device in places[0]
+        )
+        waiting = saved_sets(schedule, following, share)
+        extended: dict[int, list[_Label]] = {}
+        for first in [0] if k == 0 else range(k, count):
+            found: list[_Label] = []
+            for end in sorted(labels):
+                if end <= first:
+                    continue
+                if within_memory and not all(
+                    costs.fits(first, end, machine, waiting) for machine in machines
+                ):
+                    break
+                stage = costs.stage(first, end, *places)
+                for terms, ends in labels[end]:
+                    longer = _extended(terms, stage, following, schedule, share)
+                    if longer.seconds(share) < limit:
+                        found.append(_Label(longer, (end, *ends)))
+            if found:
+                extended[first] = list(_undominated(found))
+        labels = extended
+    best = min(labels.get(0, ()), key=lambda each: each.terms.seconds(share), default=None)
+    if best is None:
+        return None
+    seconds = best.terms.seconds(share)
+    return Plan(costs, best.ends, replicas, schedule, micro_batches, seconds)
+
+
+def _undominated(labels: Sequence[_Label]) -> Iterator[_Label]:
+    kept: list[_Terms] = []
+    for label in sorted(labels, key=lambda each: each.terms):
+        if not any(all(a <= b for a, b in zip(k, label.terms, strict=True)) for k in kept):
+            kept.append(label.terms)
+            yield label
+
+
+def shapes_of(
+    algorithm: str, devices: int, micro_batches: int, segments: int
+) -> list[tuple[int, int, str]]:
+    """Return the numbers of replicas and stages, and the schedules, that an algorithm tries.
+
+    `data_parallel` takes as many replicas as divide the micro-batches, `pipeline` one replica,
+    `search` all.
+    """
+    possible = [r for r in range(1, devices + 1) if micro_batches % r == 0]
+    if algorithm == "data_parallel":
+        return [(possible[-1], 1, "1f1b")]
+    return [
+        (replicas, stages, schedule)
+        for replicas in (possible if algorithm == "search" else [1])
+        for stages in range(1, min(devices // replicas, segments) + 1)
+        for schedule in (SCHEDULES if stages > 1 else SCHEDULES[:1])
+    ]

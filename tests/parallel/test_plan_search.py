@@ -1,0 +1,191 @@
+"""The search for plans: equal to brute force, near the simulated run, within memory, and its plans
+train with the losses of one device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import OutOfMemoryError, UsageError
+from stitch.graph import ComputationGraphBuilder
+from stitch.machine import Machine
+from stitch.mesh import MachineSpecification
+from stitch.mesh.specification import Link
+from stitch.parallel import ParallelComputationGraph, SearchResult, simulate_plan
+from stitch.program import OperationList
+from stitch.training import (
+    AlgorithmConfig,
+    ModelCompilationResult,
+    SimulatedTime,
+    TrainingOptions,
+    loss_of,
+    optimize,
+)
+from tests.support.stitched_models import tiny
+from tests.support.training.drawn_plans import all_seconds, drawn_case
+from tests.support.training.staged_models import MODELS, attention, drawn_batches, mlp, model_of
+
+PLANS = pytest.mark.campaign("plans")
+SMALL = mlp(depth=2)
+
+
+def config(algorithm: str = "search", steps: int = 1, **options: Any) -> AlgorithmConfig:
+    asked = TrainingOptions(accumulation_steps=steps, **options)
+    return AlgorithmConfig(algorithm, "mse", stitch.Adam(), asked)
+
+
+def check_against_brute_force(seed: int) -> bool:
+    """Check one drawn case; return whether some plan fits."""
+    case = drawn_case(seed)
+    least = min(all_seconds(case))
+    wanted = config(steps=case.options.accumulation_steps)
+    if math.isinf(least):
+        with pytest.raises(OutOfMemoryError, match=r"needs .* are free"):
+            optimize(case.model, case.specification, SimulatedTime(), wanted)
+        return False
+    found = optimize(case.model, case.specification, SimulatedTime(), wanted)
+    assert found.cost_values.seconds == pytest.approx(least, rel=1e-12), seed
+    return True
+
+
+def test_the_search_equals_brute_force() -> None:
+    assert {check_against_brute_force(seed) for seed in (2, 6)} == {True, False}
+
+
+@PLANS
+@pytest.mark.parametrize("part", range(8))
+def test_the_search_equals_brute_force_on_200_graphs(part: int) -> None:
+    assert sum(check_against_brute_force(seed) for seed in range(part * 25, part * 25 + 25)) > 5
+
+
+def simulated_over_estimate(graph: Any, found: SearchResult) -> float:
+    chosen = found.solution
+    options = TrainingOptions(recompute=chosen.recompute, accumulation_steps=chosen.micro_batches)
+    line = simulate_plan(found.plan, model_of(graph), loss_of("mse"), stitch.Adam(), options)
+    return line.makespan / found.cost_values.seconds
+
+
+@PLANS
+def test_the_estimate_is_near_the_simulated_run_and_no_worse_than_the_simple_plans() -> None:
+    graph = attention(layers=2, batch=8, words=64, width=128)
+    four = MachineSpecification.of(4, "wormhole_n150")
+    results = {
+        algorithm: optimize(graph, four, SimulatedTime(), config(algorithm, 8))
+        for algorithm in ("data_parallel", "pipeline", "search")
+    }
+    best = results["search"].cost_values.seconds
+    for result in results.values():
+        assert best <= result.cost_values.seconds
+        assert simulated_over_estimate(graph, result) == pytest.approx(1, abs=0.1)
+    assert results["data_parallel"].solution.replicas == 4
+    assert results["pipeline"].solution.replicas == 1
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param("data_parallel", marks=PLANS), pytest.param("pipeline", marks=PLANS),
+        "search",
+    ],
+)  # fmt: skip
+def test_a_found_plan_trains_with_the_losses_of_one_device(algorithm: str) -> None:
+    model = model_of(mlp())
+    options: dict[str, Any] = {"optimizer": "adam", "loss": "mse", "weights": model.values}
+    fast = [
+        Link(a, b, 1e-9, 1e12) for a in ("d0", "d1", "d2") for b in ("d0", "d1", "d2") if a != b
+    ]
+    entry = MachineSpecification.of(1, "tiny").devices["device0"]
+    three = MachineSpecification("three", dict.fromkeys(("d0", "d1", "d2"), entry), tuple(fast))
+    found = stitch.compile(model.graph, algorithm=algorithm, devices=three, **options)
+    assert found.search_result.solution.micro_batches == 3
+    assert (len(found.staged.stages), found.parallel.replicas) != (1, 1)
+    batches = drawn_batches(model, 3)
+    with found.start() as training:
+        losses = [training.step(batches) for _ in range(2)]
+    one = stitch.compile(model.graph, accumulation_steps=3, target="tiny", **options)
+    with one.start() as instance:
+        expected = [[float(loss) for loss in instance.step(batches)] for _ in range(2)]
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+
+
+def test_a_graph_is_taken_as_it_is_and_both_forms_agree() -> None:
+    b = ComputationGraphBuilder("line")
+    x = b.input("x", (8, 4), "float32")
+    b.output("y", b.op("MatMul", x, b.parameter("w", np.ones((4, 2), np.float32))))
+    two = MachineSpecification.of(2, "tiny")
+    for graph in (b.build(), SMALL):
+        options = TrainingOptions(recompute="all")
+        wanted = AlgorithmConfig("data_parallel", "mse", "adam", options, devices=two)
+        found = optimize(graph, two, SimulatedTime(), wanted)
+        assert found.solution.replicas == found.solution.micro_batches == 2
+        result = optimize(graph, wanted)
+        assert isinstance(result, ModelCompilationResult)
+        assert result.pcg == found.pcg == ParallelComputationGraph.from_json(found.pcg.as_json())
+        assert result.tensor_mapping == found.tensor_mapping
+        placed = found.tensor_mapping["x.shards"]
+        assert placed.devices == ("device0", "device1")
+        assert "2 x 1" in found.text() and "2 x 1" in found._repr_html_()
+
+
+def test_devices_that_are_too_small_are_told_with_what_each_needs() -> None:
+    two = MachineSpecification.of(2, tiny(dram_nbytes=2048))
+    with pytest.raises(OutOfMemoryError) as caught:
+        optimize(mlp(), two, SimulatedTime(), config())
+    message = str(caught.value)
+    assert "'device0'" in message and "'device1'" in message
+    assert "B per bank of dram, 2048 B are free" in message
+
+
+@PLANS
+def test_more_memory_per_stage_makes_a_plan_possible() -> None:
+    graph = mlp(depth=6, width=32, batch=64)
+    needs = optimize(graph, MachineSpecification.of(1, "tiny"), SimulatedTime(),
+                     config(steps=4)).cost_values.home_nbytes  # fmt: skip
+    small = tiny(dram_nbytes=needs // 2048 * 1024)
+    with pytest.raises(OutOfMemoryError):
+        optimize(graph, MachineSpecification.of(1, small), SimulatedTime(), config(steps=4))
+    found = optimize(graph, MachineSpecification.of(4, small), SimulatedTime(), config(steps=4))
+    assert len(found.solution.cuts) > 0
+    assert found.cost_values.home_nbytes <= small.shape.space(stitch.Space.DRAM).capacity * 2
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """An estimator with impossible times."""
+
+    seconds: float
+    moved: float = 0.0
+
+    def program(self, machine: Machine, program: OperationList) -> float:
+        return self.seconds
+
+    def movement(self, specification: Any, source: str, target: str, nbytes: int) -> float:
+        return self.moved
+
+
+def test_bad_input_is_one_error() -> None:
+    two = MachineSpecification.of(2, "tiny")
+    for estimator in (Wrong(math.nan), Wrong(-1.0), Wrong(1.0, math.nan), Wrong(math.inf)):
+        with pytest.raises(UsageError, match="impossible time"):
+            optimize(SMALL, two, estimator, config(steps=2, recompute="all"))
+    wrong: Any = object()
+    with pytest.raises(UsageError, match="program"):
+        optimize(SMALL, two, wrong, config())
+    with pytest.raises(UsageError, match="unknown algorithm"):
+        config("unity")
+    with pytest.raises(UsageError, match="unknown algorithm"):
+        optimize(SMALL, two, SimulatedTime(), config("greedy"))
+    with pytest.raises(UsageError, match="has no replicas"):
+        optimize(
+            MODELS["statistics"](), two, SimulatedTime(), config("data_parallel", recompute="all")
+        )
+    one_way = MachineSpecification("one way", two.devices, (Link("device0", "device1", 1e-6, 1e9),))
+    with pytest.raises(UsageError, match=r"no link device1 -> device0"):
+        optimize(SMALL, one_way, SimulatedTime(), config("data_parallel", recompute="all"))
+    # A plan without the link is possible.
+    assert optimize(SMALL, one_way, SimulatedTime(), config(recompute="all")).solution.replicas == 1

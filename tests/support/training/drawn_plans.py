@@ -1,0 +1,128 @@
+"""Random small trainings and devices, and all plans by brute force."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+import stitch
+from stitch.graph import ComputationGraph, ComputationGraphBuilder
+from stitch.machine import Machine
+from stitch.mesh import MachineSpecification
+from stitch.mesh.specification import DeviceEntry, Link
+from stitch.parallel import SegmentCosts
+from stitch.program import InputKind
+from stitch.training import SimulatedTime, Trainable, TrainingOptions, loss_of
+from tests.support.stitched_models import tiny
+from tests.support.training.staged_models import model_of
+
+
+def drawn_graph(rng: np.random.Generator, operations: int = 6) -> ComputationGraph:
+    """Return a graph of at most so many operations: products, skips, sums, shared weights."""
+    b = ComputationGraphBuilder("drawn")
+    batch, width = int(rng.choice([4, 32])), int(rng.choice([8, 32]))
+    weights = [
+        b.input(f"w{i}", (width, width), "float32", InputKind.PARAMETER)
+        for i in range(rng.integers(1, 4))
+    ]
+    made: list[Any] = [b.input("x", (batch, width), "float32")]
+    made.append(b.op("MatMul", made[0], weights[0]))
+    for _ in range(rng.integers(1, operations)):
+        one = made[max(0, len(made) - 1 - int(rng.exponential(0.7)))]
+        kind = rng.integers(5)
+        if kind < 2:
+            made.append(b.op("MatMul", one, weights[rng.integers(len(weights))]))
+        elif kind == 4:
+            made.append(b.op("Add", made[-1], one))
+        else:
+            made.append(b.op(("Tanh", "Relu")[kind - 2], made[-1]))
+    b.output("y", made[-1])
+    return b.build()
+
+
+def drawn_specification(rng: np.random.Generator, devices: int) -> MachineSpecification:
+    """Return devices with the memory for all, for some, or for few stages, and drawn links."""
+    machines = [tiny(dram_nbytes=int(n)) for n in rng.choice([6144, 24576, 1 << 20], 2)]
+    entries = {f"d{i}": DeviceEntry(machines[int(rng.integers(2))]) for i in range(devices)}
+    links = [
+        Link(a, b, float(rng.choice([1e-8, 1e-6])), float(rng.choice([1e9, 1e12])))
+        for a in entries for b in entries if a != b
+    ]  # fmt: skip
+    return MachineSpecification("drawn", entries, tuple(links))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training to plan."""
+
+    model: Trainable
+    specification: MachineSpecification
+    options: TrainingOptions
+
+    def costs(self, recompute: str) -> SegmentCosts:
+        options = TrainingOptions(
+            recompute=recompute, accumulation_steps=self.options.accumulation_steps
+        )
+        return SegmentCosts(
+            self.model, loss_of("mse"), stitch.Adam(), options, self.specification, SimulatedTime()
+        )
+
+
+def drawn_case(seed: int) -> Case:
+    rng = np.random.default_rng(seed)
+    graph = drawn_graph(rng)
+    specification = drawn_specification(rng, int(rng.integers(1, 5)))
+    steps = int(rng.choice([2, 3, 4, 8]))
+    return Case(model_of(graph, seed), specification, TrainingOptions(accumulation_steps=steps))
+
+
+def all_seconds(case: Case) -> Iterator[float]:
+    """Yield the seconds of each plan that fits: all recomputations, replicas, cuts, schedules."""
+    names = list(case.specification.devices)
+    steps = case.options.accumulation_steps
+    for recompute in ("none", "cheap", "all"):
+        costs = case.costs(recompute)
+        for replicas in range(1, len(names) + 1):
+            if steps % replicas:
+                continue
+            for stages in range(1, min(len(names) // replicas, costs.count) + 1):
+                for inner in combinations(range(1, costs.count), stages - 1):
+                    ends = (*inner, costs.count)
+                    rows = [names[r * stages : (r + 1) * stages] for r in range(replicas)]
+                    for schedule in ("1f1b", "gpipe"):
+                        yield _seconds(costs, ends, rows, schedule, steps // replicas)
+
+
+def _seconds(
+    costs: SegmentCosts, ends: tuple[int, ...], rows: list[list[str]], schedule: str, n: int
+) -> float:
+    """Return the seconds of a plan by the formula, infinite if a stage does not fit."""
+    count, stages = len(ends), []
+    for k, (first, end) in enumerate(zip((0, *ends), ends, strict=False)):
+        waiting = n if schedule == "gpipe" else min(n, count - k)
+        for row in rows:
+            machine: Machine = costs.specification.devices[row[k]].machine
+            needed = costs.needed(first, end, machine, waiting)
+            if any(b > machine.shape.space(s).capacity for s, b in needed.items()):
+                return math.inf
+        before = [row[k - 1] for row in rows] if k else []
+        stages.append(costs.stage(first, end, [row[k] for row in rows], before))
+    once = sum(s.forward + s.backward + s.arriving + s.returning for s in stages)
+    tail = max(s.update for s in stages)
+    if schedule == "gpipe":
+        period = max(max(s.forward, s.arriving) for s in stages)
+        period += max(max(s.backward + s.accumulation, s.returning) for s in stages)
+        return once + (n - 1) * period + tail
+    period = 0.0
+    for k, stage in enumerate(stages):
+        busy = stage.forward + stage.backward + stage.accumulation
+        period = max(period, busy, stage.arriving, stage.returning)
+        if n > count - k:
+            behind = sum(s.forward + s.backward + s.arriving + s.returning for s in stages[k + 1 :])
+            period = max(period, (busy + behind) / (count - k))
+    return once + (n - 1) * period + tail
