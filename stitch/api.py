@@ -370,6 +370,9 @@ def _compiled_for_training(
         chosen = _parallel(parallel, algorithm)
         options = {"accumulation_steps": chosen.micro_batches, **options}
     elif devices is not None:
+        if algorithm == "none":
+            raise UsageError("compile takes devices= only with parallel= or algorithm=",
+                             remedy="algorithm='search'")  # fmt: skip
         check_algorithm(algorithm, PARALLEL_ALGORITHMS)
     how, state = _options(options), {}
     graph, values, twin = read_trainable(*source)

@@ -60,8 +60,7 @@ def names_on_demand(
 
     Args:
         package: The package's name.
-        homes: For each of its modules, the names that it defines, separated by spaces; also of a
-            package above it, by its full name.
+        homes: For each of its modules, the names that it defines, separated by spaces.
         modules: Modules that are attributes themselves, as in `import stitch; stitch.graph.trace`.
         others: Text for the error of an unknown name.
     """
@@ -71,9 +70,7 @@ def names_on_demand(
     def load(name: str) -> Any:
         if name in home_of:
             with late_import():
-                home = home_of[name]
-                is_absolute = home.startswith("stitch.")
-                value = getattr(import_module(home if is_absolute else f"{package}.{home}"), name)
+                value = getattr(import_module(f"{package}.{home_of[name]}"), name)
         elif name in own:
             with late_import():
                 value = import_module(f"{package}.{name}")

@@ -89,7 +89,6 @@ from stitch.training.search import (
 from stitch.training.tensors import COUNTS, check_state, part_of, random_key, with_part
 
 if TYPE_CHECKING:
-    from stitch.parallel import ModelCompilationResult, SearchResult, optimize
     from stitch.training.checkpoints import (
         Checkpoint,
         CheckpointFolder,
@@ -117,6 +116,7 @@ if TYPE_CHECKING:
         execute,
         task_signature,
     )
+    from stitch.training.planning import ModelCompilationResult, SearchResult, optimize
     from stitch.training.stages import (
         PassedValue,
         Stage,
@@ -134,7 +134,7 @@ else:
             "RuntimeBacking SlotKind TaskArgumentAccessor TaskBinding TaskImplementation "
             "TaskInvocation TaskSignature TaskStore TensorAccessor TensorSlot backward_binding "
             "backward_signature execute task_signature",
-            "stitch.parallel": "ModelCompilationResult SearchResult optimize",
+            "planning": "ModelCompilationResult SearchResult optimize",
             "stages": "PassedValue Stage StagedGraphs compile_stage stage_graph stages_of",
         },
     )
