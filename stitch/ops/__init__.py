@@ -78,7 +78,7 @@ __all__ = [
     "is_elementwise", "kernel_workspace", "known_by_type", "lookup", "multiply_adds",
     "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "plugin_operators",
     "pool_windows", "program_work", "recurrent_activations", "resolve_attributes", "row_copies",
-    "row_numbers",
-    "sees_everywhere", "slices_of", "string_of", "summed_over_operations", "transposed_windows",
-    "turned_windows", "windowed", "windows_of", "work_of", "workspace", "workspace_nbytes",
+    "row_numbers", "sees_everywhere", "slices_of", "string_of", "summed_over_operations",
+    "transposed_windows", "turned_windows", "windowed", "windows_of", "work_of", "workspace",
+    "workspace_nbytes",
 ]  # fmt: skip
