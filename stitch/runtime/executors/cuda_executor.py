@@ -36,6 +36,15 @@ from stitch.program import (
     Space,
     is_scan,
 )
+from stitch.runtime.executors.attention import (
+    Attention,
+    Mask,
+    attention_steps,
+    attentions_of,
+    mask_steps,
+    may_leave_a_row,
+    row_steps,
+)
 from stitch.runtime.executors.card import machine_of_card
 from stitch.runtime.executors.cuda_graphs import (
     CardGraphs,
@@ -43,7 +52,14 @@ from stitch.runtime.executors.cuda_graphs import (
     Launch,
     with_graphs,
 )
-from stitch.runtime.executors.cuda_kernels import IN_PLACE, KERNELS, TensorCall
+from stitch.runtime.executors.cuda_kernels import (
+    IN_PLACE,
+    KERNELS,
+    VIEWS,
+    TensorCall,
+    takes_strides,
+    views_of,
+)
 from stitch.runtime.executors.executor import (
     BoundProgram,
     Executor,
@@ -119,6 +135,7 @@ class PreparedTensors(PreparedProgram):
         self.left_to_numpy = left_to_numpy
         self.whole = WholeProgram(program)
         self.attributes = [attributes_of(operation) for operation in program.operations]
+        self.attentions = attentions_of(self.whole)
         self.workspace = Workspace()
         self.pool = TensorPool(device)
         self.readers = program.readers()
@@ -207,6 +224,10 @@ class PreparedTensors(PreparedProgram):
 class _TensorBinding:
     """A binding under construction: the tensor of each value in its compute type.
 
+    Operations that only rearrange elements have no steps where their readers can read a view of the
+    operand; and operations that are attention are bound as one. A value that is read so after the
+    planner has given its place away is moved before it is overwritten.
+
     `is_observed`: for hooks, each value is copied to an array of the host as it is computed.
     `is_round`: of a loop on the device: nothing may go by way of the host.
     """
@@ -225,6 +246,18 @@ class _TensorBinding:
         slots = [*(s.value for s in self.program.inputs), *(s.value for s in self.program.outputs)]
         self.regions = dict(zip(slots, (*inputs[:takes], *outputs), strict=True))
         self.readers = prepared.readers
+        self.attentions = [] if is_observed else prepared.attentions
+        self.inside = {i: one for one in self.attentions for i in one.operations}
+        #: The last operation that reads a value, as planned, and as it is bound here.
+        self.planned_last = {value: max(readers) for value, readers in self.readers.items()}
+        self.last = dict(self.planned_last)
+        for one in self.attentions:
+            self.last |= {v: max(self.last[v], one.last) for v in one.operands}
+        #: Values whose bytes the plan does not keep until they are read the last time.
+        self.borrowed: set[int] = set()
+        #: What attentions add to their scores and to the rows of their results.
+        self.masks: dict[tuple[Mask, ...], torch.Tensor] = {}
+        self.rows: dict[tuple[Mask, ...], torch.Tensor] = {}
         self.tensors: dict[int, torch.Tensor] = {}
         #: Values that are the same in every run: constants, and in a round what is computed of them
         #: and of the number of the round.
@@ -251,6 +284,7 @@ class _TensorBinding:
             if slot.value in self.readers:
                 self._read(slot.value)
                 self._show(slot.value)
+                self._keep(slot.value)
         if self.is_observed:
             for value, data in self.prepared.whole.data.items():
                 self.arrays[value] = computable(data, self.values[value].type)
@@ -401,26 +435,120 @@ class _TensorBinding:
         return True
 
     def _append(self, index: int, operation: Operation) -> None:
-        if not is_scan(operation) and self._fold(operation):
+        attention = self.inside.get(index)
+        if attention is not None and index != attention.last:
+            return
+        if attention is None and not is_scan(operation) and self._fold(operation):
+            return
+        if attention is None and self._is_view(index, operation):
             return
         written = [value for value in operation.outputs if value != ABSENT]
         places = {value: self._place(value) for value in written}
-        steps: Sequence[Thunk] | None
-        if is_scan(operation):
-            steps = self._unrolled(index, operation, places)
+        regions = [*places.values(), *[self.regions[value] for value in written]]
+        self._move_out(index, [r for r in regions if isinstance(r, torch.Tensor)])
+        if attention is not None:
+            self._attend(attention, places[written[0]])
         else:
-            operands = [None if v == ABSENT else self._tensor(v) for v in operation.inputs]
-            steps = self._kernel(index, operation, operands, [places[v] for v in written])
-        self.steps += self._by_numpy(index, places) if steps is None else steps
+            self._compute(index, operation, places)
         self.tensors |= places
         for value in written:
             before = len(self.steps)
             self._write(value)
+            self._keep(value)
             if self.is_observed:
                 storing = self.steps[before:]
                 self._show(value)
                 put = partial(places[value].copy_, torch.from_numpy(self.arrays[value]))
                 self.written[value] = (put, *storing, self.steps[-1])
+
+    def _compute(
+        self, index: int, operation: Operation, places: Mapping[int, torch.Tensor]
+    ) -> None:
+        for value in operation.inputs:
+            if value != ABSENT and not takes_strides(operation, self._tensor(value)):
+                self._move(index, value)
+        steps: Sequence[Thunk] | None
+        if is_scan(operation):
+            steps = self._unrolled(index, operation, places)
+        else:
+            operands = [None if v == ABSENT else self._tensor(v) for v in operation.inputs]
+            steps = self._kernel(index, operation, operands, [*places.values()])
+        self.steps += self._by_numpy(index, places) if steps is None else steps
+
+    def _attend(self, one: Attention, out: torch.Tensor) -> None:
+        """Append the steps of an attention. Its masks are computed once per binding."""
+        new = partial(self._new, dtype=self.values[one.query].type.data_type.compute_dtype)
+        key, mask, rows = tuple(one.masks), None, None
+        if key:
+            if key not in self.masks:
+                tensors = [self._tensor(mask.value) for mask in key]
+                self.masks[key], steps = mask_steps(key, tensors, new)
+                self._launch(steps)
+            mask = self.masks[key]
+        if mask is not None and may_leave_a_row(one, self.known):
+            if key not in self.rows:
+                self.rows[key], steps = row_steps(mask, new)
+                self._launch(steps)
+            rows = self.rows[key]
+        operands = [self._tensor(v) for v in one.operands[:3]]
+        self._launch(attention_steps(one, operands, mask, rows, out))
+
+    def _launch(self, calls: Sequence[Thunk]) -> None:
+        self.steps += [Launch(call) for call in calls]
+
+    # -- views -------------------------------------------------------------------------------------
+
+    def _is_view(self, index: int, operation: Operation) -> bool:
+        """Whether the results of an operation are views of its operand, which they become here."""
+        is_view = (operation.domain, operation.op) in VIEWS and ABSENT not in operation.outputs
+        if self.is_observed or not is_view:
+            return False
+        kind = self.values[operation.inputs[0]].type.data_type
+        for value in operation.outputs:
+            described = self.values[value]
+            kinds = {described.type.data_type, described.layout and described.layout.data_type}
+            if value in self.regions or kinds != {kind} or 0 in described.type.shape:
+                return False
+        shapes = [self.values[v].type.shape for v in operation.outputs]
+        attributes = self.prepared.attributes[index]
+        known = [self.known.get(v) for v in operation.inputs]
+        views = views_of(operation, self._tensor(operation.inputs[0]), shapes, attributes, known)
+        if views is None:
+            return False
+        self.tensors |= zip(operation.outputs, views, strict=True)
+        self.borrowed |= {v for v in operation.outputs if v in self.last}
+        return True
+
+    def _keep(self, value: int) -> None:
+        """Note a value that is read later than planned."""
+        if self.last.get(value, -1) > self.planned_last.get(value, -1):
+            self.borrowed.add(value)
+
+    def _move_out(self, index: int, written: Sequence[torch.Tensor]) -> None:
+        """Move the values that are read after an operation and whose bytes it overwrites."""
+        self.borrowed = {value for value in self.borrowed if self.last[value] >= index}
+        for value in [*self.borrowed]:
+            tensor = self.tensors[value]
+            if self.last[value] > index and any(_overlap(tensor, region) for region in written):
+                self._move(index, value)
+
+    def _move(self, index: int, value: int) -> None:
+        """Append the step that copies a value into its own place, or beside where this is gone."""
+        tensor, place = self._tensor(value), None
+        if value not in self.regions and index <= self.planned_last[value]:
+            place = self._place(value)
+            others = [tensor, *[self.tensors[other] for other in self.borrowed]]
+            if any(_overlap(other, place) for other in others):
+                place = None
+        self.borrowed.discard(value)
+        if place is None:
+            place = self._empty_like(tensor)
+        else:
+            self._keep(value)
+        self._launch([partial(place.copy_, tensor)])
+        self.tensors[value] = place
+
+    # -- kernels -----------------------------------------------------------------------------------
 
     def _kernel(
         self, index: int, operation: Operation, operands: list[torch.Tensor | None],
@@ -501,6 +629,7 @@ class _TensorBinding:
             if operand is None or not _overlap(operand, result):
                 continue
             same = operand.data_ptr() == result.data_ptr() and operand.shape == result.shape
+            same = same and operand.stride() == result.stride()
             if not (same and not operation.domain and operation.op in IN_PLACE):
                 return True
         return False
@@ -534,9 +663,14 @@ def _torch_type(kind: DataType) -> torch.dtype:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two contiguous tensors share bytes."""
-    start, there = one.data_ptr(), other.data_ptr()
-    return bool(start < there + other.nbytes and there < start + one.nbytes)
+    """Whether the bytes from a tensor's first to its last element meet those of another one."""
+    return bool(one.data_ptr() < _end(other) and other.data_ptr() < _end(one))
+
+
+def _end(tensor: torch.Tensor) -> int:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps) if tensor.numel() else -1
+    return int(tensor.data_ptr() + (last + 1) * tensor.itemsize)
 
 
 class CudaExecutor(Executor):

@@ -7,6 +7,7 @@ nothing and read no number on the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from stitch.ops import RESHAPING, are_in_range, row_numbers, slices_of, windows_of
-from stitch.program import Array
+from stitch.program import Array, Operation
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.torch_executor import KERNELS as ATEN_KERNELS
 
@@ -25,7 +26,7 @@ class TensorCall:
     """An operation on tensors of the compute types.
 
     Attributes:
-        operands: Contiguous tensors; None: absent.
+        operands: Tensors; None: absent. They are contiguous unless `takes_strides`.
         results: The tensors that it writes, contiguous; none overlaps an operand, but the first of
             an elementwise operation may be one.
         known: The arrays of operands that are constants.
@@ -138,7 +139,7 @@ def _reduction(function: Any) -> TensorKernel:
 def _reshape(call: TensorCall) -> Sequence[Thunk] | None:
     (x, *_), out = call.operands, call.results[0]
     assert x is not None
-    return (partial(out.view(-1).copy_, x.view(-1)),)
+    return (partial(out.view(x.shape).copy_, x),)
 
 
 def _transpose(call: TensorCall) -> Sequence[Thunk] | None:
@@ -168,20 +169,23 @@ def _split(call: TensorCall) -> Sequence[Thunk] | None:
 
 
 def _slice(call: TensorCall) -> Sequence[Thunk] | None:
-    x, known = call.operands[0], call.known[1:]
+    x = call.operands[0]
     assert x is not None
-    given = zip(call.operands[1:], known, strict=True)
-    if any(operand is not None and array is None for operand, array in given):
-        return None
-    bounds = [None if array is None else [int(i) for i in array.ravel()] for array in known]
+    part = _sliced(x, call.known)
+    return None if part is None else (partial(call.results[0].copy_, part),)
+
+
+def _sliced(x: torch.Tensor, known: Sequence[Array | None]) -> torch.Tensor | None:
+    """Return a slice with constant bounds as a view."""
+    bounds = [None if array is None else [int(i) for i in array.ravel()] for array in known[1:]]
     starts, ends, axes, steps = (*bounds, None, None)[:4]
-    assert starts is not None and ends is not None
+    if starts is None or ends is None or None in (bounds[2:]):
+        return None
     axes = list(range(len(starts))) if axes is None else [axis % x.ndim for axis in axes]
     steps = steps or [1] * len(starts)
     if min(steps, default=1) < 0:
         return None
-    cut = slices_of(tuple(x.shape), tuple(starts), tuple(ends), tuple(axes), tuple(steps))
-    return (partial(call.results[0].copy_, x[cut]),)
+    return x[slices_of(tuple(x.shape), tuple(starts), tuple(ends), tuple(axes), tuple(steps))]
 
 
 def _gather(call: TensorCall) -> Sequence[Thunk] | None:
@@ -328,3 +332,44 @@ IN_PLACE = frozenset((
     "Abs", "Add", "Ceil", "Cos", "Div", "Exp", "Floor", "Log", "Max", "Min", "Mul", "Neg",
     "Reciprocal", "Relu", "Sin", "Sqrt", "Sub",
 ))  # fmt: skip
+
+
+# Views --------------------------------------------------------------------------------------------
+
+
+#: Operators whose kernels read operands with any strides.
+_STRIDED = frozenset((
+    *RESHAPING, "Abs", "Add", "And", "Cast", "Concat", "Div", "Equal", "Exp", "Expand", "Gather",
+    "Greater", "Less", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Relu", "Sigmoid", "Slice",
+    "Split", "Sqrt", "Sub", "Tanh", "Transpose", "Where",
+))  # fmt: skip
+
+
+def takes_strides(operation: Operation, operand: torch.Tensor) -> bool:
+    """Whether the kernel of an operation reads this operand well as it lies."""
+    if operand.is_contiguous() or (not operation.domain and operation.op in _STRIDED):
+        return True
+    return operation.op == "MatMul" and operand.ndim > 1 and operand.mT.is_contiguous()
+
+
+#: Operators whose results may be views of their first operand.
+VIEWS = frozenset(("", op) for op in (*RESHAPING, "Slice", "Split", "Transpose"))
+
+
+def views_of(
+    operation: Operation, x: torch.Tensor, shapes: Sequence[tuple[int, ...]],
+    attributes: Mapping[str, Any], known: Sequence[Array | None],
+) -> Sequence[torch.Tensor] | None:  # fmt: skip
+    """Return the results of an operator of `VIEWS` as views; None if they have to be copied."""
+    if operation.op == "Transpose":
+        return (x.permute(attributes.get("perm") or tuple(range(x.ndim))[::-1]),)
+    if operation.op == "Split":
+        axis = attributes["axis"] % x.ndim
+        parts: Sequence[torch.Tensor] = torch.split(x, [shape[axis] for shape in shapes], axis)
+        return parts
+    if operation.op == "Slice":
+        part = _sliced(x, known)
+        return None if part is None else (part,)
+    with suppress(RuntimeError):
+        return (x.view(shapes[0]),) if len(shapes) == 1 else None
+    return None
