@@ -203,7 +203,7 @@ def library_source() -> str:
     prototypes = [prototype.replace("stitch_error_", "py_stitch_error_", 1)
                   if not prototype.startswith("stitch_error_t") else prototype
                   for prototype in ERROR_FUNCTIONS]  # fmt: skip
-    prototypes += [function.prototype("py_") for function in FUNCTIONS]
+    prototypes += [function.glue()[0] for function in FUNCTIONS]
     externs = "".join(f"{prototype};\n" for prototype in prototypes)
     declarations = "".join(f"static {prototype};\n" for prototype in prototypes)
     ffi.cdef(f"{types_text()}\nstatic char stitch_start_failure[1000];\n"
@@ -212,8 +212,7 @@ def library_source() -> str:
     ffi.embedding_api("")
     functions = [
         f"STITCH_API {function.prototype()} {{\n  stitch_error_t error = refused();\n"
-        f"  return error ? error : py_{function.name}"
-        f"({', '.join(parameter.name for parameter in function.parameters)});\n}}"
+        f"  return error ? error : {function.glue()[1]};\n}}"
         for function in FUNCTIONS
     ]
     executable = '"' + sys.executable.replace("\\", "\\\\").replace('"', '\\"') + '"'

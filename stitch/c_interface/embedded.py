@@ -13,7 +13,7 @@ import numpy as np
 from stitch.c_interface.handles import HandleTable, InvalidHandleError
 from stitch.c_interface.header import DATA_TYPES, ERROR_CODES, FUNCTIONS
 from stitch.c_interface.program_functions import check_count
-from stitch.c_interface.table import KINDS, CFunction, Parameter
+from stitch.c_interface.table import HANDLE_TYPES, CFunction, Parameter
 from stitch.errors import StitchError, UsageError
 from stitch.ops import onnx_code
 from stitch.program import Array, DataType, ValueType
@@ -28,7 +28,6 @@ _ELEMENTS: dict[str, np.dtype[Any]] = {
     "int32_t": np.dtype(np.int32), "int64_t": np.dtype(np.int64),
 }  # fmt: skip
 _Reader = Callable[[Sequence[Any], list[Any]], Any]
-_HANDLES = {f"stitch_{kind}_t": kind for kind in KINDS}
 
 
 class Library:
@@ -87,7 +86,7 @@ class Library:
         """Define a function of the table."""
         readers, writer, outputs = self._plan(function)
         implementation, null = function.implementation, self.ffi.NULL
-        own = _HANDLES.get(function.parameters[0].type) if function.releases else None
+        own = HANDLE_TYPES.get(function.parameters[0].type) if function.releases else None
 
         def call(*raw: Any) -> Any:
             try:
@@ -100,8 +99,8 @@ class Library:
                 if writer is not None:
                     writer(raw, result)
                 if own is not None:
-                    self.handles.remove(own, raw[0].id)
-                    self._names.pop(raw[0].id, None)
+                    self.handles.remove(own, raw[0])
+                    self._names.pop(raw[0], None)
             except BaseException as error:
                 return self.error(error)
             return null
@@ -166,9 +165,9 @@ class Library:
         self, parameter: Parameter, check: Callable[[Sequence[Any]], Any], at: int, optional: bool
     ) -> _Reader:
         ffi, get, kind = self.ffi, self.handles.get, parameter.type
-        if kind in _HANDLES:
-            named = _HANDLES[kind]
-            return lambda raw, values: get(named, raw[at].id)
+        if kind in HANDLE_TYPES:
+            named = HANDLE_TYPES[kind]
+            return lambda raw, values: get(named, raw[at])
         if kind == "stitch_tensor_t":
             return lambda raw, values: self._tensor(raw, values, raw[at], optional)
         if kind == "const char *":
@@ -196,9 +195,9 @@ class Library:
     def _tensor(self, raw: Sequence[Any], values: list[Any], tensor: Any, optional: bool) -> Any:
         if optional and tensor.graph == 0:
             return None
-        if tensor.graph != raw[0].id or tensor.index >= len(values[0].tensors):
+        if tensor.graph != raw[0] or tensor.index >= len(values[0].tensors):
             raise InvalidHandleError(
-                "a tensor is zero, or of another graph" if tensor.graph != raw[0].id
+                "a tensor is zero, or of another graph" if tensor.graph != raw[0]
                 else "this is no tensor of the graph",
                 expected="a tensor that this graph returned",
             )  # fmt: skip
@@ -261,9 +260,9 @@ class Library:
         ffi, get, implementation = self.ffi, self.handles.get, function.implementation
         null, buffer, width = ffi.NULL, ffi.buffer, ffi.sizeof("float *")
 
-        def call(handle: Any, inputs: Any, n_inputs: int, outputs: Any, n_outputs: int) -> Any:
+        def call(handle: int, inputs: Any, n_inputs: int, outputs: Any, n_outputs: int) -> Any:
             try:
-                program = get("program", handle.id)
+                program = get("program", handle)
                 views = None
                 if n_inputs == program.takes and n_outputs == program.gives and inputs and outputs:
                     key = buffer(inputs, n_inputs * width)[:], buffer(outputs, n_outputs * width)[:]
@@ -322,14 +321,14 @@ class Library:
             return lambda raw, result: self._put_tensor(function, raw, raw[at], result)
 
         def write(raw: Sequence[Any], result: Any) -> None:
-            raw[at].id = self.handles.add(_HANDLES[kind], result)
+            raw[at].id = self.handles.add(HANDLE_TYPES[kind], result)
 
         return write
 
     def _put_tensor(self, function: CFunction, raw: Sequence[Any], out: Any, result: Any) -> None:
-        tensors = self.handles.get("computation_graph", raw[0].id).tensors
+        tensors = self.handles.get("computation_graph", raw[0]).tensors
         tensors.append(result)
-        out.graph, out.index = raw[0].id, len(tensors) - 1
+        out.graph, out.index = raw[0], len(tensors) - 1
 
     def _tensors_writer(self, function: CFunction, at: int) -> Any:
         def write(raw: Sequence[Any], result: Sequence[Any]) -> None:
@@ -366,7 +365,7 @@ class Library:
 
         def write(raw: Sequence[Any], result: tuple[str, ValueType]) -> None:
             name, kind = result
-            kept = self._names.setdefault(raw[0].id, {})
+            kept = self._names.setdefault(raw[0], {})
             shape = kept.setdefault(kind.shape, ffi.new("int64_t[]", kind.shape or [0]))
             out = raw[at]
             out.data, out.type = ffi.NULL, onnx_code(kind.data_type)

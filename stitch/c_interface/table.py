@@ -17,6 +17,8 @@ KINDS = (
     "device", "program", "pipeline", "computation_graph", "optimizer",
     "model_compilation_result", "model_training_instance",
 )  # fmt: skip
+#: The kinds by their C types.
+HANDLE_TYPES = {f"stitch_{kind}_t": kind for kind in KINDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,11 @@ class Parameter:
 
     type: str
     name: str
+
+    @property
+    def is_handle(self) -> bool:
+        """Whether it is a handle of one of the kinds."""
+        return self.type in HANDLE_TYPES
 
     def text(self) -> str:
         """Return the declaration.
@@ -56,10 +63,18 @@ class CFunction:
             "stitch_close_device", "stitch_stop_training",
         )  # fmt: skip
 
-    def prototype(self, prefix: str = "") -> str:
-        """Return the C prototype without a semicolon; `prefix` comes before the name."""
+    def prototype(self) -> str:
+        """Return the C prototype without a semicolon."""
         parameters = ", ".join(parameter.text() for parameter in self.parameters)
-        return f"stitch_error_t {prefix}{self.name}({parameters})"
+        return f"stitch_error_t {self.name}({parameters})"
+
+    def glue(self) -> tuple[str, str]:
+        """Return the prototype of the function that Python defines, and the call of it: as the C
+        function, with the numbers of handles."""
+        types = [("uint64_t" if p.is_handle else p.type, p.name) for p in self.parameters]
+        parameters = ", ".join(Parameter(*one).text() for one in types)
+        arguments = ", ".join(p.name + (".id" if p.is_handle else "") for p in self.parameters)
+        return f"stitch_error_t py_{self.name}({parameters})", f"py_{self.name}({arguments})"
 
 
 def parsed(prototype: str) -> tuple[str, tuple[Parameter, ...]]:

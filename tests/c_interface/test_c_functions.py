@@ -14,7 +14,7 @@ from cffi import FFI
 import stitch
 from stitch.c_interface.embedded import Library
 from stitch.c_interface.header import FUNCTIONS, header_text, types_text
-from stitch.c_interface.table import CFunction
+from stitch.c_interface.table import HANDLE_TYPES, CFunction
 
 HEADER = Path(__file__).parents[2] / "include" / "stitch.h"
 PARAMETERS = {function.name: function.parameters for function in FUNCTIONS}
@@ -57,7 +57,7 @@ class C:
         ffi, types = self.ffi, [p.type for p in PARAMETERS[name]]
         alive = [ffi.new("char[]", a.encode()) if isinstance(a, str) else a for a in arguments]
         error = self.functions[name](*[
-            ffi.cast(kind, one) if kind.endswith("*") else one
+            ffi.cast(kind, one) if kind.endswith("*") else one.id if kind in HANDLE_TYPES else one
             for kind, one in zip(types, alive, strict=True)
         ])  # fmt: skip
         if error == ffi.NULL:
