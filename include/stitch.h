@@ -205,35 +205,31 @@ stitch_error_t stitch_computation_graph_add_op_cos(stitch_computation_graph_t gr
 stitch_error_t stitch_computation_graph_add_op_rsqrt(stitch_computation_graph_t graph,
     stitch_tensor_t input, stitch_tensor_t *out);
 
-/* Join all axes but the first. */
-stitch_error_t stitch_computation_graph_add_op_flat(stitch_computation_graph_t graph,
-    stitch_tensor_t input, stitch_tensor_t *out);
-
-/* `add` of two tensors of one data type, as NumPy broadcasts them. */
+/* `add` of two tensors of one data type; axes broadcast. */
 stitch_error_t stitch_computation_graph_add_op_add(stitch_computation_graph_t graph,
     stitch_tensor_t a, stitch_tensor_t b, stitch_tensor_t *out);
 
-/* `sub` of two tensors of one data type, as NumPy broadcasts them. */
+/* `sub` of two tensors of one data type; axes broadcast. */
 stitch_error_t stitch_computation_graph_add_op_subtract(stitch_computation_graph_t graph,
     stitch_tensor_t a, stitch_tensor_t b, stitch_tensor_t *out);
 
-/* `mul` of two tensors of one data type, as NumPy broadcasts them. */
+/* `mul` of two tensors of one data type; axes broadcast. */
 stitch_error_t stitch_computation_graph_add_op_multiply(stitch_computation_graph_t graph,
     stitch_tensor_t a, stitch_tensor_t b, stitch_tensor_t *out);
 
-/* `div` of two tensors of one data type, as NumPy broadcasts them. */
+/* `div` of two tensors of one data type; axes broadcast. */
 stitch_error_t stitch_computation_graph_add_op_divide(stitch_computation_graph_t graph,
     stitch_tensor_t a, stitch_tensor_t b, stitch_tensor_t *out);
 
-/* `maximum` of two tensors of one data type, as NumPy broadcasts them. */
+/* `maximum` of two tensors of one data type; axes broadcast. */
 stitch_error_t stitch_computation_graph_add_op_max(stitch_computation_graph_t graph,
     stitch_tensor_t a, stitch_tensor_t b, stitch_tensor_t *out);
 
-/* `minimum` of two tensors of one data type, as NumPy broadcasts them. */
+/* `minimum` of two tensors of one data type; axes broadcast. */
 stitch_error_t stitch_computation_graph_add_op_min(stitch_computation_graph_t graph,
     stitch_tensor_t a, stitch_tensor_t b, stitch_tensor_t *out);
 
-/* `matmul` of two tensors of one data type, as NumPy broadcasts them. */
+/* `matmul` of two tensors of one data type; axes broadcast. */
 stitch_error_t stitch_computation_graph_add_op_batch_matmul(stitch_computation_graph_t graph,
     stitch_tensor_t a, stitch_tensor_t b, stitch_tensor_t *out);
 
@@ -257,20 +253,24 @@ stitch_error_t stitch_computation_graph_add_op_scalar_multiply(stitch_computatio
 stitch_error_t stitch_computation_graph_add_op_scalar_truediv(stitch_computation_graph_t graph,
     stitch_tensor_t input, double scalar, stitch_tensor_t *out);
 
-/* `reduce_mean` over axes; those that are reduced stay with length 1 if keepdims is not 0. */
+/* `reduce_mean` over axes, which stay with length 1 if keepdims is not 0. */
 stitch_error_t stitch_computation_graph_add_op_mean(stitch_computation_graph_t graph,
     stitch_tensor_t input, const int64_t *axes, size_t n_axes, int keepdims, stitch_tensor_t *out);
 
-/* `reduce_sum` over axes; those that are reduced stay with length 1 if keepdims is not 0. */
+/* `reduce_sum` over axes, which stay with length 1 if keepdims is not 0. */
 stitch_error_t stitch_computation_graph_add_op_reduce_sum(stitch_computation_graph_t graph,
     stitch_tensor_t input, const int64_t *axes, size_t n_axes, int keepdims, stitch_tensor_t *out);
+
+/* Join all axes but the first. */
+stitch_error_t stitch_computation_graph_add_op_flat(stitch_computation_graph_t graph,
+    stitch_tensor_t input, stitch_tensor_t *out);
 
 /* A linear layer that creates its parameters (`dense.weight`, `dense.bias`); activation: `relu`,
  * `gelu`, ..., NULL for none. */
 stitch_error_t stitch_computation_graph_add_op_dense(stitch_computation_graph_t graph,
     stitch_tensor_t input, int64_t out_dim, const char *activation, stitch_tensor_t *out);
 
-/* input weight^T + bias: input [..., in], weight [out, in], bias [out], zero for none. */
+/* A linear layer: input [..., in], weight [out, in], bias [out], zero for none. */
 stitch_error_t stitch_computation_graph_add_op_linear(stitch_computation_graph_t graph,
     stitch_tensor_t input, stitch_tensor_t weight, stitch_tensor_t bias, const char *activation,
     stitch_tensor_t *out);
@@ -300,7 +300,7 @@ stitch_error_t stitch_computation_graph_add_op_layer_norm(stitch_computation_gra
 stitch_error_t stitch_computation_graph_add_op_embedding(stitch_computation_graph_t graph,
     stitch_tensor_t indices, stitch_tensor_t table, const char *aggregate, stitch_tensor_t *out);
 
-/* Attention over [batch, length, width]; four weights [out, in] and biases (no biases: NULL, 0),
+/* Attention over [batch, length, width]; four weights [out, in] and biases (NULL, 0 for none),
  * of query, key, value and output. */
 stitch_error_t stitch_computation_graph_add_op_multihead_attention(stitch_computation_graph_t
     graph, stitch_tensor_t query, stitch_tensor_t key, stitch_tensor_t value, const stitch_tensor_t

@@ -9,11 +9,8 @@ from typing import Any
 from stitch.c_interface.table import FunctionTable
 from stitch.errors import UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, as_json, from_json
-from stitch.program import Array, DataType
 
 TABLE = FunctionTable()
-_GRAPH = "stitch_computation_graph_t graph"
-_ADD = "stitch_computation_graph_add_"
 
 
 class Graph:
@@ -56,248 +53,167 @@ def config_of(text: str, what: str) -> Any:
 TABLE.section = "Computation graphs"
 
 
-@TABLE.function(
-    "stitch_computation_graph_create(const char *name, stitch_computation_graph_t *out)", "name"
-)
-def create(name: str | None) -> Graph:
-    """Begin a computation graph."""
-    return Graph(ComputationGraphBuilder(name or "graph"))
+def _add(prototype: str, doc: str, implementation: Callable[..., Any], *nullable: str) -> None:
+    """Add `stitch_computation_graph_...`, whose first parameter is the graph."""
+    name, _, rest = prototype.partition("(")
+    first = f"stitch_computation_graph_{name}(stitch_computation_graph_t graph"
+    TABLE.add(first + (", " if rest != ")" else "") + rest, doc, implementation, *nullable)
 
 
-@TABLE.function(f"stitch_computation_graph_destroy({_GRAPH})")
-def destroy(graph: Graph) -> None:
-    """Release a graph and its tensors; what was compiled from it stays."""
+def _add_op(
+    name: str, parameters: str, doc: str, method: Callable[..., Any] | str, *nullable: str
+) -> None:
+    """Add `..._add_op_NAME`; the method gets the builder, and returns a tensor."""
+    function = getattr(ComputationGraphBuilder, method) if isinstance(method, str) else method
+    _add(
+        f"add_op_{name}({parameters}, stitch_tensor_t *out)", doc,
+        lambda graph, *arguments: function(graph.builder, *arguments), *nullable,
+    )  # fmt: skip
 
 
-@TABLE.function(
-    f"{_ADD}input({_GRAPH}, const char *name, int type, const int64_t *shape, size_t rank, "
-    "stitch_tensor_t *out)"
-)
-def add_input(graph: Graph, name: str, kind: DataType, shape: list[int]) -> Any:
-    """Add a named input of a stitch_data_type_t."""
-    return graph.builder.input(name, shape, kind)
-
-
-@TABLE.function(
-    f"{_ADD}parameter({_GRAPH}, const char *name, const stitch_array_t *value, "
-    "stitch_tensor_t *out)"
-)
-def add_parameter(graph: Graph, name: str, value: Array) -> Any:
-    """Add a named parameter with its initial value, which is copied."""
-    return graph.builder.parameter(name, value)
-
-
-@TABLE.function(f"{_ADD}output({_GRAPH}, const char *name, stitch_tensor_t tensor)")
-def add_output(graph: Graph, name: str, tensor: Any) -> None:
-    """Add a named output."""
-    graph.builder.output(name, tensor)
-
-
-@TABLE.function(
-    f"{_ADD}op({_GRAPH}, const char *op, const char *domain, const stitch_tensor_t *inputs, "
-    "size_t n_inputs, const char *attributes, stitch_tensor_t *outputs, size_t n_outputs)",
-    "domain", "inputs", "attributes",
+TABLE.add(
+    "stitch_computation_graph_create(const char *name, stitch_computation_graph_t *out)",
+    "Begin a computation graph.",
+    lambda name: Graph(ComputationGraphBuilder(name or "graph")), "name",
 )  # fmt: skip
-def add_op(
+_add("destroy()", "Release a graph and its tensors; what was compiled from it stays.",
+     lambda graph: None)  # fmt: skip
+_add("add_input(const char *name, int type, const int64_t *shape, size_t rank, "
+     "stitch_tensor_t *out)", "Add a named input of a stitch_data_type_t.",
+     lambda graph, name, kind, shape: graph.builder.input(name, shape, kind))  # fmt: skip
+_add("add_parameter(const char *name, const stitch_array_t *value, stitch_tensor_t *out)",
+     "Add a named parameter with its initial value, which is copied.",
+     lambda graph, name, value: graph.builder.parameter(name, value))  # fmt: skip
+_add("add_output(const char *name, stitch_tensor_t tensor)", "Add a named output.",
+     lambda graph, name, tensor: graph.builder.output(name, tensor))  # fmt: skip
+
+
+def add_operator(
     graph: Graph, op: str, domain: str | None, inputs: list[Any], attributes: str | None,
     outputs: int,
 ) -> Any:  # fmt: skip
-    """Add an operator by its ONNX name; attributes are a JSON object, a zero input is absent."""
+    """Apply an operator with attributes as JSON."""
     given = parsed_json(attributes or "{}", "attributes")
     if not isinstance(given, dict):
         raise UsageError('attributes are an object, such as {"axis": 1}', got=str(given)[:60])
     return graph.builder.apply(op, inputs, outputs, given, domain or "")
 
 
-def _add_operator(
-    name: str, parameters: str, doc: str, method: Callable[..., Any], *nullable: str
-) -> None:
-    """Add `..._add_op_NAME`, whose implementation gets the builder."""
-    TABLE.add(
-        f"{_ADD}op_{name}({_GRAPH}, {parameters}, stitch_tensor_t *out)", doc,
-        lambda graph, *arguments: method(graph.builder, *arguments), *nullable,
-    )  # fmt: skip
+_add("add_op(const char *op, const char *domain, const stitch_tensor_t *inputs, "
+     "size_t n_inputs, const char *attributes, stitch_tensor_t *outputs, size_t n_outputs)",
+     "Add an operator by its ONNX name; attributes are a JSON object, a zero input is absent.",
+     add_operator, "domain", "inputs", "attributes")  # fmt: skip
 
-
-_X = "stitch_tensor_t input"
-
-for _name, _method in (
-    ("relu", "relu"), ("sigmoid", "sigmoid"), ("tanh", "tanh"), ("gelu", "gelu"), ("elu", "elu"),
-    ("identity", "identity"), ("exp", "exp"), ("sin", "sin"), ("cos", "cos"), ("rsqrt", "rsqrt"),
-    ("flat", "flat"),
+_X, _AB = "stitch_tensor_t input", "stitch_tensor_t a, stitch_tensor_t b"
+for _name in (
+    "relu", "sigmoid", "tanh", "gelu", "elu", "identity", "exp", "sin", "cos", "rsqrt",
 ):  # fmt: skip
-    _add_operator(
-        _name, _X, f"`{_method}` of each element." if _name != "flat" else
-        "Join all axes but the first.", getattr(ComputationGraphBuilder, _method),
-    )  # fmt: skip
-for _name, _method in (
-    ("add", "add"), ("subtract", "sub"), ("multiply", "mul"), ("divide", "div"),
-    ("max", "maximum"), ("min", "minimum"), ("batch_matmul", "matmul"),
-):  # fmt: skip
-    _add_operator(
-        _name, "stitch_tensor_t a, stitch_tensor_t b",
-        f"`{_method}` of two tensors of one data type, as NumPy broadcasts them.",
-        getattr(ComputationGraphBuilder, _method),
-    )  # fmt: skip
-for _name, _method in (
-    ("pow", "pow"), ("scalar_add", "add"), ("scalar_sub", "sub"), ("scalar_multiply", "mul"),
-    ("scalar_truediv", "div"),
-):  # fmt: skip
-    _add_operator(
-        _name, f"{_X}, double scalar", f"`{_method}` of each element and a number.",
-        getattr(ComputationGraphBuilder, _method),
-    )  # fmt: skip
-for _name, _method in (("mean", "reduce_mean"), ("reduce_sum", "reduce_sum")):
-    _add_operator(
-        _name, f"{_X}, const int64_t *axes, size_t n_axes, int keepdims",
-        f"`{_method}` over axes; those that are reduced stay with length 1 if keepdims is not 0.",
-        lambda b, x, axes, keepdims, _method=_method: getattr(b, _method)(x, axes, bool(keepdims)),
-    )  # fmt: skip
-_add_operator(
-    "dense", f"{_X}, int64_t out_dim, const char *activation",
-    "A linear layer that creates its parameters (`dense.weight`, `dense.bias`); activation: "
-    "`relu`, `gelu`, ..., NULL for none.",
-    lambda b, x, out_dim, activation: b.dense(x, out_dim, activation=activation), "activation",
-)  # fmt: skip
-_add_operator(
-    "linear",
-    f"{_X}, stitch_tensor_t weight, stitch_tensor_t bias, const char *activation",
-    "input weight^T + bias: input [..., in], weight [out, in], bias [out], zero for none.",
-    lambda b, x, weight, bias, activation: b.linear(x, weight, bias, activation),
-    "bias", "activation",
-)  # fmt: skip
-_add_operator(
-    "conv2d",
-    f"{_X}, stitch_tensor_t weight, stitch_tensor_t bias, int64_t stride_h, int64_t stride_w, "
-    "int64_t padding_h, int64_t padding_w, int64_t groups, const char *activation",
-    "2-D convolution: input [N, C, H, W], weight [M, C / groups, kH, kW], bias [M], zero for none.",
-    lambda b, x, weight, bias, stride_h, stride_w, padding_h, padding_w, groups, activation:
-        b.conv2d(x, weight, bias, stride=(stride_h, stride_w), padding=(padding_h, padding_w),
-                 groups=groups, activation=activation),
-    "bias", "activation",
-)  # fmt: skip
-_add_operator(
-    "pool2d",
-    f"{_X}, int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w, "
-    "int64_t padding_h, int64_t padding_w, const char *kind",
-    "2-D pooling of [N, C, H, W]; kind: `max` or `average`.",
-    lambda b, x, kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, kind: b.pool2d(
-        x, (kernel_h, kernel_w), stride=(stride_h, stride_w), padding=(padding_h, padding_w),
-        kind=kind),
-)  # fmt: skip
-_add_operator(
-    "batch_norm",
-    f"{_X}, stitch_tensor_t scale, stitch_tensor_t bias, stitch_tensor_t mean, "
-    "stitch_tensor_t variance, double epsilon, int relu",
-    "Batch normalization by given statistics, with a relu if relu is not 0.",
-    lambda b, x, scale, bias, mean, variance, epsilon, relu: b.batch_norm(
-        x, scale, bias, mean, variance, epsilon=epsilon, relu=bool(relu)),
-)  # fmt: skip
-_add_operator(
-    "layer_norm",
-    f"{_X}, stitch_tensor_t scale, stitch_tensor_t bias, int64_t axis, double epsilon",
-    "Layer normalization over the axes from `axis` on; scale and bias may be zero.",
-    lambda b, x, scale, bias, axis, epsilon: b.layer_norm(
-        x, scale, bias, axis=axis, epsilon=epsilon),
-    "scale", "bias",
-)  # fmt: skip
-_add_operator(
-    "embedding", "stitch_tensor_t indices, stitch_tensor_t table, const char *aggregate",
-    "Rows of a table [entries, width]; aggregate: `sum`, `mean`, NULL for none.",
-    lambda b, indices, table, aggregate: b.embedding(indices, table, aggregate), "aggregate",
-)  # fmt: skip
-_add_operator(
-    "multihead_attention",
-    "stitch_tensor_t query, stitch_tensor_t key, stitch_tensor_t value, "
-    "const stitch_tensor_t *weights, size_t n_weights, const stitch_tensor_t *biases, "
-    "size_t n_biases, int64_t heads, int causal",
-    "Attention over [batch, length, width]; four weights [out, in] and biases (no biases: NULL, "
-    "0), of query, key, value and output.",
-    lambda b, query, key, value, weights, biases, heads, causal: b.multi_head_attention(
-        query, key, value, weights, biases or (None,) * 4, heads=heads, causal=bool(causal)),
-    "biases",
-)  # fmt: skip
-_add_operator(
-    "softmax", f"{_X}, int64_t axis", "Softmax along an axis.",
-    lambda b, x, axis: b.softmax(x, axis),
-)  # fmt: skip
-_add_operator(
-    "dropout", f"{_X}, double rate", "Dropout, in training only.",
-    lambda b, x, rate: b.dropout(x, rate),
-)  # fmt: skip
-_add_operator(
-    "cast", f"{_X}, int type", "Conversion to a stitch_data_type_t.",
-    lambda b, x, kind: b.cast(x, kind),
-)  # fmt: skip
-_add_operator(
-    "gather", f"{_X}, stitch_tensor_t indices, int64_t axis",
-    "One element per index along an axis.",
-    lambda b, x, indices, axis: b.gather_elements(x, indices, axis),
-)  # fmt: skip
-_add_operator(
-    "concat", "const stitch_tensor_t *inputs, size_t n_inputs, int64_t axis",
-    "Join tensors along an axis.", lambda b, inputs, axis: b.concat(inputs, axis),
-)  # fmt: skip
-_add_operator(
-    "reshape", f"{_X}, const int64_t *shape, size_t rank",
-    "The same elements in another shape; one length may be -1.",
-    lambda b, x, shape: b.reshape(x, shape),
-)  # fmt: skip
-_add_operator(
-    "transpose", f"{_X}, const int64_t *axes, size_t n_axes", "Axes in another order.",
-    lambda b, x, axes: b.transpose(x, axes),
-)  # fmt: skip
-_add_operator(
-    "reverse", f"{_X}, int64_t axis", "Elements along an axis in reverse order.",
-    lambda b, x, axis: b.reverse(x, axis),
-)  # fmt: skip
+    _add_op(_name, _X, f"`{_name}` of each element.", _name)
+for _name, _method in {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "max": "maximum",
+    "min": "minimum", "batch_matmul": "matmul",
+}.items():  # fmt: skip
+    _add_op(_name, _AB, f"`{_method}` of two tensors of one data type; axes broadcast.", _method)
+for _name, _method in {
+    "pow": "pow", "scalar_add": "add", "scalar_sub": "sub", "scalar_multiply": "mul",
+    "scalar_truediv": "div",
+}.items():  # fmt: skip
+    _add_op(_name, f"{_X}, double scalar", f"`{_method}` of each element and a number.", _method)
+for _name, _method in {"mean": "reduce_mean", "reduce_sum": "reduce_sum"}.items():
+    _add_op(_name, f"{_X}, const int64_t *axes, size_t n_axes, int keepdims",
+            f"`{_method}` over axes, which stay with length 1 if keepdims is not 0.",
+            lambda b, x, axes, keepdims, reduce=_method: getattr(b, reduce)(
+                x, axes, bool(keepdims)))  # fmt: skip
+_add_op("flat", _X, "Join all axes but the first.", "flat")
+_add_op("dense", f"{_X}, int64_t out_dim, const char *activation",
+        "A linear layer that creates its parameters (`dense.weight`, `dense.bias`); activation: "
+        "`relu`, `gelu`, ..., NULL for none.",
+        lambda b, x, width, activation: b.dense(x, width, activation=activation),
+        "activation")  # fmt: skip
+_add_op("linear",
+        f"{_X}, stitch_tensor_t weight, stitch_tensor_t bias, const char *activation",
+        "A linear layer: input [..., in], weight [out, in], bias [out], zero for none.",
+        "linear", "bias", "activation")  # fmt: skip
+_add_op("conv2d",
+        f"{_X}, stitch_tensor_t weight, stitch_tensor_t bias, int64_t stride_h, "
+        "int64_t stride_w, int64_t padding_h, int64_t padding_w, int64_t groups, "
+        "const char *activation",
+        "2-D convolution: input [N, C, H, W], weight [M, C / groups, kH, kW], bias [M], zero for "
+        "none.",
+        lambda b, x, weight, bias, sh, sw, ph, pw, groups, activation: b.conv2d(
+            x, weight, bias, stride=(sh, sw), padding=(ph, pw), groups=groups,
+            activation=activation),
+        "bias", "activation")  # fmt: skip
+_add_op("pool2d",
+        f"{_X}, int64_t kernel_h, int64_t kernel_w, int64_t stride_h, int64_t stride_w, "
+        "int64_t padding_h, int64_t padding_w, const char *kind",
+        "2-D pooling of [N, C, H, W]; kind: `max` or `average`.",
+        lambda b, x, kh, kw, sh, sw, ph, pw, kind: b.pool2d(
+            x, (kh, kw), stride=(sh, sw), padding=(ph, pw), kind=kind))  # fmt: skip
+_add_op("batch_norm",
+        f"{_X}, stitch_tensor_t scale, stitch_tensor_t bias, stitch_tensor_t mean, "
+        "stitch_tensor_t variance, double epsilon, int relu",
+        "Batch normalization by given statistics, with a relu if relu is not 0.",
+        lambda b, x, scale, bias, mean, variance, epsilon, relu: b.batch_norm(
+            x, scale, bias, mean, variance, epsilon=epsilon, relu=bool(relu)))  # fmt: skip
+_add_op("layer_norm",
+        f"{_X}, stitch_tensor_t scale, stitch_tensor_t bias, int64_t axis, double epsilon",
+        "Layer normalization over the axes from `axis` on; scale and bias may be zero.",
+        lambda b, x, scale, bias, axis, epsilon: b.layer_norm(
+            x, scale, bias, axis=axis, epsilon=epsilon), "scale", "bias")  # fmt: skip
+_add_op("embedding", "stitch_tensor_t indices, stitch_tensor_t table, const char *aggregate",
+        "Rows of a table [entries, width]; aggregate: `sum`, `mean`, NULL for none.",
+        "embedding", "aggregate")  # fmt: skip
+_add_op("multihead_attention",
+        "stitch_tensor_t query, stitch_tensor_t key, stitch_tensor_t value, "
+        "const stitch_tensor_t *weights, size_t n_weights, const stitch_tensor_t *biases, "
+        "size_t n_biases, int64_t heads, int causal",
+        "Attention over [batch, length, width]; four weights [out, in] and biases (NULL, 0 for "
+        "none), of query, key, value and output.",
+        lambda b, query, key, value, weights, biases, heads, causal: b.multi_head_attention(
+            query, key, value, weights, biases or (None,) * 4, heads=heads,
+            causal=bool(causal)), "biases")  # fmt: skip
+_add_op("softmax", f"{_X}, int64_t axis", "Softmax along an axis.", "softmax")
+_add_op("dropout", f"{_X}, double rate", "Dropout, in training only.", "dropout")
+_add_op("cast", f"{_X}, int type", "Conversion to a stitch_data_type_t.", "cast")
+_add_op("gather", f"{_X}, stitch_tensor_t indices, int64_t axis",
+        "One element per index along an axis.", "gather_elements")  # fmt: skip
+_add_op("concat", "const stitch_tensor_t *inputs, size_t n_inputs, int64_t axis",
+        "Join tensors along an axis.", "concat")  # fmt: skip
+_add_op("reshape", f"{_X}, const int64_t *shape, size_t rank",
+        "The same elements in another shape; one length may be -1.", "reshape")  # fmt: skip
+_add_op("transpose", f"{_X}, const int64_t *axes, size_t n_axes", "Axes in another order.",
+        "transpose")  # fmt: skip
+_add_op("reverse", f"{_X}, int64_t axis", "Elements along an axis in reverse order.", "reverse")
+_add(f"add_op_split({_X}, const int64_t *sizes, size_t n_sizes, int64_t axis, "
+     "stitch_tensor_t *outputs, size_t n_outputs)",
+     "Split along an axis into parts of these sizes.",
+     lambda graph, x, sizes, axis, outputs: graph.builder.split(x, sizes, axis))  # fmt: skip
+_add(f"add_op_topk({_X}, int64_t k, int sorted, stitch_tensor_t *outputs, size_t n_outputs)",
+     "The k largest elements along the last axis, and their int64 indices: two outputs.",
+     lambda graph, x, k, is_sorted, outputs: graph.builder.topk(
+         x, k, sorted=bool(is_sorted)))  # fmt: skip
 
-
-@TABLE.function(
-    f"{_ADD}op_split({_GRAPH}, {_X}, const int64_t *sizes, size_t n_sizes, int64_t axis, "
-    "stitch_tensor_t *outputs, size_t n_outputs)"
+TABLE.add(
+    "stitch_tensor_name(stitch_computation_graph_t graph, stitch_tensor_t tensor, char *text, "
+    "size_t capacity, size_t *needed)",
+    "The name of a tensor in its graph, by which stitch_get_tensor_float reads it.",
+    lambda graph, tensor: graph.builder.name_of(tensor.index),
 )
-def add_split(graph: Graph, x: Any, sizes: list[int], axis: int, outputs: int) -> Any:
-    """Split along an axis into parts of these sizes."""
-    return graph.builder.split(x, sizes, axis)
 
 
-@TABLE.function(
-    f"{_ADD}op_topk({_GRAPH}, {_X}, int64_t k, int sorted, stitch_tensor_t *outputs, "
-    "size_t n_outputs)"
-)
-def add_topk(graph: Graph, x: Any, k: int, is_sorted: int, outputs: int) -> Any:
-    """The k largest elements along the last axis, and their int64 indices: two outputs."""
-    return graph.builder.topk(x, k, sorted=bool(is_sorted))
-
-
-@TABLE.function(
-    f"stitch_tensor_name({_GRAPH}, stitch_tensor_t tensor, char *text, size_t capacity, "
-    "size_t *needed)"
-)
-def tensor_name(graph: Graph, tensor: Any) -> str:
-    """The name of a tensor in its graph, by which stitch_get_tensor_float reads it."""
-    return str(graph.builder.name_of(tensor.index))
-
-
-@TABLE.function(f"stitch_computation_graph_set_loss({_GRAPH}, const char *loss)")
 def set_loss(graph: Graph, loss: str) -> None:
-    """Set the loss for training: its name (`mse`, `sparse_categorical_crossentropy`, ...), or a
-    JSON object with `loss` and its settings."""
+    """Set the loss of a graph, by name or configuration."""
     graph.loss = config_of(loss, "loss")
 
 
-@TABLE.function(
-    f"stitch_computation_graph_as_json({_GRAPH}, char *text, size_t capacity, size_t *needed)"
-)
-def graph_as_json(graph: Graph) -> str:
-    """The graph as JSON; nothing can be added to it afterwards."""
-    return as_json(graph.build())
-
-
-@TABLE.function(
-    "stitch_computation_graph_from_json(const char *json, stitch_computation_graph_t *out)"
-)
-def graph_from_json(text: str) -> Graph:
-    """Read a graph from JSON."""
-    return Graph(from_json(text))
+_add("set_loss(const char *loss)",
+     "Set the loss for training: its name (`mse`, `sparse_categorical_crossentropy`, ...), or a "
+     "JSON object with `loss` and its settings.", set_loss)  # fmt: skip
+_add("as_json(char *text, size_t capacity, size_t *needed)",
+     "The graph as JSON; nothing can be added to it afterwards.",
+     lambda graph: as_json(graph.build()))  # fmt: skip
+TABLE.add(
+    "stitch_computation_graph_from_json(const char *json, stitch_computation_graph_t *out)",
+    "Read a graph from JSON.", lambda text: Graph(from_json(text)),
+)  # fmt: skip

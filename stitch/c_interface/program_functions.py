@@ -45,8 +45,8 @@ class Program:
     """A loaded program; `views` has arrays over memory of C by the bytes of its addresses."""
 
     def __init__(self, loaded: LoadedProgram) -> None:
-        self.loaded = loaded
-        self.call: Callable[..., Any] = loaded
+        self.loaded: Callable[..., Any] = loaded
+        self.name = loaded.name
         self.views: dict[tuple[bytes, bytes], tuple[list[Array], list[Array]]] = {}
         self.inputs = [(port.name, port.type) for port in loaded.ports]
         slots = loaded.program.outputs
@@ -57,99 +57,10 @@ class Program:
         """Return name and type of an input or output; raise `UsageError`."""
         if index >= len(slots):
             raise UsageError(
-                f"program {self.loaded.name!r} has no such slot",
+                f"program {self.name!r} has no such slot",
                 expected=f"0 to {len(slots) - 1}" if slots else "no slots", got=str(index),
             )  # fmt: skip
         return slots[index]
-
-
-TABLE.section = "Devices"
-
-
-@TABLE.function(
-    "stitch_open_device(const char *name, const char *executor, stitch_device_t *out)", "executor"
-)
-def open_c_device(name: str, executor: str | None) -> Device:
-    """Open a machine by name or file; executor: `numpy` (also for NULL), `onnxruntime`, ..."""
-    return open_device(name, executor=executor or "numpy")
-
-
-@TABLE.function("stitch_close_device(stitch_device_t device)")
-def close_device(device: Device) -> None:
-    """Run the queued work and release all memory of a device."""
-    device.close()
-
-
-@TABLE.function(
-    "stitch_explain(stitch_device_t device, char *text, size_t capacity, size_t *needed)"
-)
-def explain(device: Device) -> str:
-    """Each copy of a device with its reason, and the contents of its memory."""
-    return device.explain()
-
-
-@TABLE.function(
-    "stitch_on_plan(stitch_device_t device, stitch_plan_callback_t callback, void *context)",
-    "context",
-)
-def on_plan(device: Device, callback: Callable[[Any, int, int], None], context: Any) -> None:
-    """Call a function with each plan of a device when it is made, until the device is closed.
-    It may call Stitch; what would wait for the running plan is an error."""
-
-    def call(plan: Plan) -> None:
-        callback(context, len(plan.steps), sum(isinstance(step, Copy) for step in plan.steps))
-
-    device.on_plan(call)
-
-
-TABLE.section = "Programs: .ttb files"
-
-
-@TABLE.function("stitch_load(stitch_device_t device, const char *path, stitch_program_t *out)")
-def load(device: Device, path: str) -> Program:
-    """Load the first program of a `.ttb` file."""
-    return Program(device.load(path))
-
-
-@TABLE.function(
-    "stitch_load_program(stitch_device_t device, const char *path, const char *program, "
-    "stitch_program_t *out)"
-)
-def load_program(device: Device, path: str, program: str) -> Program:
-    """Load the program of a `.ttb` file that has a name."""
-    return Program(device.load(path, program))
-
-
-@TABLE.function("stitch_program_destroy(stitch_program_t program)")
-def destroy_program(program: Program) -> None:
-    """Unload a program."""
-
-
-@TABLE.function("stitch_count_slots(stitch_program_t program, size_t *inputs, size_t *outputs)")
-def count_slots(program: Program, inputs: Any, outputs: Any) -> None:
-    """Set the numbers of inputs and outputs of a program."""
-    inputs[0], outputs[0] = len(program.inputs), len(program.outputs)
-
-
-@TABLE.function(
-    "stitch_describe_input(stitch_program_t program, size_t index, const char **name, "
-    "stitch_array_t *description)",
-    "name",
-)
-def describe_input(program: Program, index: int) -> tuple[str, ValueType]:
-    """Set name, data type and shape of an input. Name and shape are valid until the program is
-    destroyed; `data` is NULL."""
-    return program.slot(program.inputs, index)
-
-
-@TABLE.function(
-    "stitch_describe_output(stitch_program_t program, size_t index, const char **name, "
-    "stitch_array_t *description)",
-    "name",
-)
-def describe_output(program: Program, index: int) -> tuple[str, ValueType]:
-    """Set name, data type and shape of an output, as stitch_describe_input."""
-    return program.slot(program.outputs, index)
 
 
 def tensors_of(results: Any) -> tuple[Any, ...]:
@@ -157,14 +68,23 @@ def tensors_of(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-@TABLE.function(
-    "stitch_run(stitch_program_t program, const float *const *inputs, size_t n_inputs, "
-    "float *const *outputs, size_t n_outputs)"
-)
+def on_plan(device: Device, callback: Callable[[Any, int, int], None], context: Any) -> None:
+    """Call a C function with the numbers of each new plan."""
+
+    def call(plan: Plan) -> None:
+        callback(context, len(plan.steps), sum(isinstance(step, Copy) for step in plan.steps))
+
+    device.on_plan(call)
+
+
+def count_slots(program: Program, inputs: Any, outputs: Any) -> None:
+    """Set the numbers of inputs and outputs through pointers."""
+    inputs[0], outputs[0] = program.takes, program.gives
+
+
 def run(program: Program, inputs: list[Array], outputs: list[Array]) -> None:
-    """Run a program on float32 arrays in the order of its slots, whose shapes they have; outputs
-    of other types are converted."""
-    results = program.call(*inputs)
+    """Run a program; convert its results to float32."""
+    results = program.loaded(*inputs)
     if len(outputs) == 1:
         outputs[0][...] = results.numpy()
         return
@@ -172,44 +92,98 @@ def run(program: Program, inputs: list[Array], outputs: list[Array]) -> None:
         target[...] = result.numpy()
 
 
-@TABLE.function(
-    "stitch_run_arrays(stitch_program_t program, const stitch_array_t *inputs, size_t n_inputs, "
-    "stitch_array_t *outputs, size_t n_outputs)"
-)
-def run_arrays(program: Program, inputs: list[Array], outputs: list[Array]) -> None:
-    """Run a program on arrays of any data type; outputs have the shapes and types of the slots."""
-    _run_into(program.call, [name for name, _ in program.outputs], inputs, outputs)
-
-
-def _run_into(
+def run_into(
     call: Callable[..., Any], names: Sequence[str], inputs: list[Array], outputs: list[Array]
 ) -> None:
+    """Call a program or pipeline; copy its results."""
     check_count("outputs", len(names), len(outputs))
     for name, result, target in zip(names, tensors_of(call(*inputs)), outputs, strict=True):
         copy_result(f"output {name!r}", result.numpy(), target)
 
 
+TABLE.section = "Devices"
+TABLE.add(
+    "stitch_open_device(const char *name, const char *executor, stitch_device_t *out)",
+    "Open a machine by name or file; executor: `numpy` (also for NULL), `onnxruntime`, ...",
+    lambda name, executor: open_device(name, executor=executor or "numpy"), "executor",
+)  # fmt: skip
+TABLE.add(
+    "stitch_close_device(stitch_device_t device)",
+    "Run the queued work and release all memory of a device.",
+    lambda device: device.close(),
+)
+TABLE.add(
+    "stitch_explain(stitch_device_t device, char *text, size_t capacity, size_t *needed)",
+    "Each copy of a device with its reason, and the contents of its memory.",
+    lambda device: device.explain(),
+)
+TABLE.add(
+    "stitch_on_plan(stitch_device_t device, stitch_plan_callback_t callback, void *context)",
+    "Call a function with each plan of a device when it is made, until the device is closed. It "
+    "may call Stitch; what would wait for the running plan is an error.",
+    on_plan, "context",
+)  # fmt: skip
+
+TABLE.section = "Programs: .ttb files"
+_SLOT = "size_t index, const char **name, stitch_array_t *description"
+_ARRAYS = "const stitch_array_t *inputs, size_t n_inputs, stitch_array_t *outputs, size_t n_outputs"
+TABLE.add(
+    "stitch_load(stitch_device_t device, const char *path, stitch_program_t *out)",
+    "Load the first program of a `.ttb` file.",
+    lambda device, path: Program(device.load(path)),
+)
+TABLE.add(
+    "stitch_load_program(stitch_device_t device, const char *path, const char *program, "
+    "stitch_program_t *out)",
+    "Load the program of a `.ttb` file that has a name.",
+    lambda device, path, program: Program(device.load(path, program)),
+)
+TABLE.add(
+    "stitch_program_destroy(stitch_program_t program)", "Unload a program.", lambda program: None
+)
+TABLE.add(
+    "stitch_count_slots(stitch_program_t program, size_t *inputs, size_t *outputs)",
+    "Set the numbers of inputs and outputs of a program.",
+    count_slots,
+)
+TABLE.add(
+    f"stitch_describe_input(stitch_program_t program, {_SLOT})",
+    "Set name, data type and shape of an input. Name and shape are valid until the program is "
+    "destroyed; `data` is NULL.",
+    lambda program, index: program.slot(program.inputs, index), "name",
+)  # fmt: skip
+TABLE.add(
+    f"stitch_describe_output(stitch_program_t program, {_SLOT})",
+    "Set name, data type and shape of an output, as stitch_describe_input.",
+    lambda program, index: program.slot(program.outputs, index), "name",
+)  # fmt: skip
+TABLE.add(
+    "stitch_run(stitch_program_t program, const float *const *inputs, size_t n_inputs, "
+    "float *const *outputs, size_t n_outputs)",
+    "Run a program on float32 arrays in the order of its slots, whose shapes they have; outputs of "
+    "other types are converted.",
+    run,
+)
+TABLE.add(
+    f"stitch_run_arrays(stitch_program_t program, {_ARRAYS})",
+    "Run a program on arrays of any data type; outputs have the shapes and types of the slots.",
+    lambda program, inputs, outputs: run_into(
+        program.loaded, [name for name, _ in program.outputs], inputs, outputs
+    ),
+)
+
 TABLE.section = "Pipelines: YAML files"
-
-
-@TABLE.function(
-    "stitch_pipeline_from_yaml(stitch_device_t device, const char *path, stitch_pipeline_t *out)"
+TABLE.add(
+    "stitch_pipeline_from_yaml(stitch_device_t device, const char *path, stitch_pipeline_t *out)",
+    "Read a pipeline file and prepare it on a device.",
+    lambda device, path: Pipeline.from_yaml(path, device=device),
 )
-def pipeline_from_yaml(device: Device, path: str) -> Any:
-    """Read a pipeline file and prepare it on a device."""
-    return Pipeline.from_yaml(path, device=device)
-
-
-@TABLE.function(
-    "stitch_run_pipeline(stitch_pipeline_t pipeline, const stitch_array_t *inputs, "
-    "size_t n_inputs, stitch_array_t *outputs, size_t n_outputs)"
+TABLE.add(
+    f"stitch_run_pipeline(stitch_pipeline_t pipeline, {_ARRAYS})",
+    "Run a pipeline on arrays in the order of its inputs and outputs.",
+    lambda pipeline, inputs, outputs: run_into(pipeline, pipeline.output_names, inputs, outputs),
 )
-def run_pipeline(pipeline: Any, inputs: list[Array], outputs: list[Array]) -> None:
-    """Run a pipeline on arrays in the order of its inputs and outputs."""
-    _run_into(pipeline, pipeline.output_names, inputs, outputs)
-
-
-@TABLE.function("stitch_pipeline_destroy(stitch_pipeline_t pipeline)")
-def destroy_pipeline(pipeline: Any) -> None:
-    """Release a pipeline."""
-    pipeline.forget()
+TABLE.add(
+    "stitch_pipeline_destroy(stitch_pipeline_t pipeline)", "Release a pipeline.",
+    lambda pipeline: pipeline.forget(),
+)  # fmt: skip

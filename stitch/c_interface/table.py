@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-_F = TypeVar("_F", bound=Callable[..., Any])
+from typing import Any
 
 #: The kinds of handles; `stitch_KIND_t` is the C type.
 KINDS = (
@@ -107,13 +105,3 @@ class FunctionTable:
         name, parameters = parsed(prototype)
         function = CFunction(name, parameters, doc, implementation, nullable, self.section)
         self.functions.append(function)
-
-    def function(self, prototype: str, *nullable: str) -> Callable[[_F], _F]:
-        """Return a decorator that adds a Python function; its docstring is for the header."""
-
-        def add(implementation: _F) -> _F:
-            doc = " ".join((implementation.__doc__ or "").split())
-            self.add(prototype, doc, implementation, *nullable)
-            return implementation
-
-        return add

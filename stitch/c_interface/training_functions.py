@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-
-import numpy as np
+import math
 
 from stitch.api import compile
 from stitch.c_interface.graph_functions import Graph, config_of
@@ -14,12 +13,12 @@ from stitch.errors import UsageError
 from stitch.model import CompiledModel
 from stitch.option_values import DEFAULT_TARGET
 from stitch.program import Array, DataType, ValueType
-from stitch.report import Device
 from stitch.training import LABEL, LOSS, Optimizer, TrainingInstance, optimizer_from_config
 
 TABLE = FunctionTable()
 _RESULT = "stitch_model_compilation_result_t result"
 _INSTANCE = "stitch_model_training_instance_t instance"
+_RESULT_OUT = "stitch_model_compilation_result_t *out"
 _TEXT = "char *text, size_t capacity, size_t *needed"
 
 
@@ -48,48 +47,41 @@ class Training:
         else:
             self.instance.set_tensor(name, array)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor, for elements that come without one."""
-        known = self.types.get(name)
-        return self.instance.get_tensor(name).shape if known is None else known.shape
+    def set_elements(self, name: str, data: Array) -> None:
+        """As `set`, for elements in the shape of the tensor."""
+        shape = self.type_of(name).shape
+        if math.prod(shape) != data.size:
+            raise UsageError(f"tensor {name!r} has another number of elements",
+                             expected=str(list(shape)), got=str(data.size))  # fmt: skip
+        self.set(name, data.reshape(shape))
+
+    def type_of(self, name: str) -> ValueType:
+        """Return data type and shape of a tensor."""
+        if name in self.types:
+            return self.types[name]
+        array = self.get(name)
+        return ValueType(array.shape, DataType.from_dtype(array.dtype))
+
+    def forward(self) -> None:
+        """Queue the forward pass of the batch, and the loss if there are labels."""
+        missing = [name for name in self.instance.inputs if name not in self.batch]
+        if missing:
+            raise UsageError(f"the batch has no {', '.join(missing)}",
+                             remedy="set it by stitch_set_tensor_float before")  # fmt: skip
+        self.instance.forward(*[self.batch[name] for name in self.instance.inputs])
+        if LABEL in self.batch:
+            self.instance.compute_loss(self.batch[LABEL])
+
+    def update(self) -> None:
+        """Update the parameters and drop the gradients."""
+        self.instance.update()
+        self.instance.zero_grad()
 
 
-TABLE.section = "Optimizers"
-
-
-@TABLE.function("stitch_optimizer_create(const char *optimizer, stitch_optimizer_t *out)")
-def create_optimizer(optimizer: str) -> Optimizer:
-    """An optimizer by name (`sgd`, `adam`, `adamw`, ...) with PyTorch's defaults, or by a JSON
-    object with `optimizer` and its settings."""
-    return optimizer_from_config(config_of(optimizer, "optimizer"))
-
-
-@TABLE.function("stitch_optimizer_set_lr(stitch_optimizer_t optimizer, double lr)")
-def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Set the learning rate for the next updates."""
-    optimizer.lr = lr
-
-
-@TABLE.function("stitch_optimizer_destroy(stitch_optimizer_t optimizer)")
-def destroy_optimizer(optimizer: Optimizer) -> None:
-    """Release an optimizer; trainings that use it go on."""
-
-
-TABLE.section = "Compilation for training"
-
-
-@TABLE.function(
-    "stitch_computation_graph_compile(stitch_computation_graph_t graph, "
-    "stitch_optimizer_t optimizer, const char *algorithm, const char *target, "
-    "stitch_model_compilation_result_t *out)",
-    "algorithm", "target",
-)  # fmt: skip
-def compile_graph(
+def compiled(
     graph: Graph, optimizer: Optimizer, algorithm: str | None, target: str | None
 ) -> CompiledModel:
-    """Compile a graph that has a loss for training on a machine. Algorithm: `none` (also for
-    NULL), `greedy`, `search`; target: NULL for wormhole_n150. Nothing can be added to the graph
-    afterwards."""
+    """Compile a graph that has a loss."""
     if graph.loss is None:
         raise UsageError("the graph has no loss to train by",
                          remedy="call stitch_computation_graph_set_loss before")  # fmt: skip
@@ -99,150 +91,124 @@ def compile_graph(
     )  # fmt: skip
 
 
-@TABLE.function(
+TABLE.section = "Optimizers"
+TABLE.add(
+    "stitch_optimizer_create(const char *optimizer, stitch_optimizer_t *out)",
+    "An optimizer by name (`sgd`, `adam`, `adamw`, ...) with PyTorch's defaults, or by a JSON "
+    "object with `optimizer` and its settings.",
+    lambda optimizer: optimizer_from_config(config_of(optimizer, "optimizer")),
+)
+TABLE.add(
+    "stitch_optimizer_set_lr(stitch_optimizer_t optimizer, double lr)",
+    "Set the learning rate for the next updates.",
+    lambda optimizer, lr: setattr(optimizer, "lr", lr),
+)
+TABLE.add(
+    "stitch_optimizer_destroy(stitch_optimizer_t optimizer)",
+    "Release an optimizer; trainings that use it go on.", lambda optimizer: None,
+)  # fmt: skip
+
+TABLE.section = "Compilation for training"
+TABLE.add(
+    "stitch_computation_graph_compile(stitch_computation_graph_t graph, "
+    "stitch_optimizer_t optimizer, const char *algorithm, const char *target, "
+    "stitch_model_compilation_result_t *out)",
+    "Compile a graph that has a loss for training on a machine. Algorithm: `none` (also for NULL), "
+    "`greedy`, `search`; target: NULL for wormhole_n150. Nothing can be added to the graph "
+    "afterwards.",
+    compiled, "algorithm", "target",
+)  # fmt: skip
+TABLE.add(
     "stitch_computation_graph_save(stitch_computation_graph_t graph, const char *target, "
     "const char *path)",
+    "Compile a graph for inference and write its `.ttb` file, for stitch_load.",
+    lambda graph, target, path: compile(
+        graph.build(), target=target or DEFAULT_TARGET).save(path),
     "target",
+)  # fmt: skip
+TABLE.add(
+    f"stitch_model_compilation_result_as_json({_RESULT}, {_TEXT})",
+    "The compiled model as JSON, with the current weights and states of its training.",
+    lambda result: result.as_json(),
 )
-def save_graph(graph: Graph, target: str | None, path: str) -> None:
-    """Compile a graph for inference and write its `.ttb` file, for stitch_load."""
-    compile(graph.build(), target=target or DEFAULT_TARGET).save(path)
-
-
-@TABLE.function(f"stitch_model_compilation_result_as_json({_RESULT}, {_TEXT})")
-def as_json(result: CompiledModel) -> str:
-    """The compiled model as JSON, with the current weights and states of its training."""
-    return result.as_json()
-
-
-@TABLE.function(
-    "stitch_model_compilation_result_from_json(const char *json, "
-    "stitch_model_compilation_result_t *out)"
+TABLE.add(
+    f"stitch_model_compilation_result_from_json(const char *json, {_RESULT_OUT})",
+    "Read a compiled model from JSON.",
+    lambda text: CompiledModel.load(io.StringIO(text)),
 )
-def from_json(text: str) -> CompiledModel:
-    """Read a compiled model from JSON."""
-    return CompiledModel.load(io.StringIO(text))
-
-
-@TABLE.function(f"stitch_model_compilation_result_dump({_RESULT}, const char *path)")
-def dump(result: CompiledModel, path: str) -> None:
-    """Write the compiled model as JSON to a file."""
-    result.dump(path)
-
-
-@TABLE.function(
-    "stitch_model_compilation_result_load(const char *path, stitch_model_compilation_result_t *out)"
+TABLE.add(
+    f"stitch_model_compilation_result_dump({_RESULT}, const char *path)",
+    "Write the compiled model as JSON to a file.",
+    lambda result, path: result.dump(path),
 )
-def load(path: str) -> CompiledModel:
-    """Read a compiled model from a file of JSON."""
-    return CompiledModel.load(path)
-
-
-@TABLE.function(f"stitch_model_compilation_result_destroy({_RESULT})")
-def destroy_result(result: CompiledModel) -> None:
-    """Release a compiled model; its training goes on."""
-
+TABLE.add(
+    f"stitch_model_compilation_result_load(const char *path, {_RESULT_OUT})",
+    "Read a compiled model from a file of JSON.", CompiledModel.load,
+)  # fmt: skip
+TABLE.add(
+    f"stitch_model_compilation_result_destroy({_RESULT})",
+    "Release a compiled model; its training goes on.", lambda result: None,
+)  # fmt: skip
 
 TABLE.section = "Training"
-
-
-@TABLE.function(f"stitch_start_training({_RESULT}, stitch_model_training_instance_t *out)")
-def start_training(result: CompiledModel) -> Training:
-    """Start a training on a new device of the machine it was compiled for."""
-    return Training(result.start())
-
-
-@TABLE.function(
-    f"stitch_start_training_on({_RESULT}, stitch_device_t device, int64_t seed, "
-    "stitch_model_training_instance_t *out)"
+TABLE.add(
+    f"stitch_start_training({_RESULT}, stitch_model_training_instance_t *out)",
+    "Start a training on a new device of the machine it was compiled for.",
+    lambda result: Training(result.start()),
 )
-def start_training_on(result: CompiledModel, device: Device, seed: int) -> Training:
-    """Start a training on an open device, with a seed of random operators."""
-    return Training(result.start(device, seed=seed))
-
-
-@TABLE.function(f"stitch_model_training_instance_forward({_INSTANCE})")
-def forward(training: Training) -> None:
-    """Queue the forward pass of the batch that was set, and the loss if `label` was set."""
-    instance = training.instance
-    missing = [name for name in instance.inputs if name not in training.batch]
-    if missing:
-        raise UsageError(f"the batch has no {', '.join(missing)}",
-                         remedy="set it by stitch_set_tensor_float before")  # fmt: skip
-    instance.forward(*[training.batch[name] for name in instance.inputs])
-    if LABEL in training.batch:
-        instance.compute_loss(training.batch[LABEL])
-
-
-@TABLE.function(f"stitch_model_training_instance_backward({_INSTANCE})")
-def backward(training: Training) -> None:
-    """Queue the gradients of the last loss, which are added to existing ones."""
-    training.instance.backward()
-
-
-@TABLE.function(f"stitch_model_training_instance_update({_INSTANCE})")
-def update(training: Training) -> None:
-    """Update parameters and optimizer state, and drop the gradients. A loss that is NaN or
-    infinite is an error that changes nothing."""
-    training.instance.update()
-    training.instance.zero_grad()
-
-
-@TABLE.function(f"stitch_stop_training({_INSTANCE})")
-def stop_training(training: Training) -> None:
-    """Stop a training and release its tensors."""
-    training.instance.close()
-
-
-for _name, _type in (
-    ("float", "float"), ("double", "double"), ("int32", "int32_t"), ("int64", "int64_t"),
-):  # fmt: skip
-
-    def _get(training: Training, name: str, data: Array) -> None:
-        array = training.get(name).reshape(-1)
-        copy_result(f"tensor {name!r}", array, data)
-
-    def _set(training: Training, name: str, data: Array) -> None:
-        shape = training.shape(name)
-        if np.prod(shape, dtype=np.int64) != data.size:
-            raise UsageError(f"tensor {name!r} has another number of elements",
-                             expected=str(list(shape)), got=str(data.size))  # fmt: skip
-        training.set(name, data.reshape(shape))
-
+TABLE.add(
+    f"stitch_start_training_on({_RESULT}, stitch_device_t device, int64_t seed, "
+    "stitch_model_training_instance_t *out)",
+    "Start a training on an open device, with a seed of random operators.",
+    lambda result, device, seed: Training(result.start(device, seed=seed)),
+)
+TABLE.add(
+    f"stitch_model_training_instance_forward({_INSTANCE})",
+    "Queue the forward pass of the batch that was set, and the loss if `label` was set.",
+    Training.forward,
+)
+TABLE.add(
+    f"stitch_model_training_instance_backward({_INSTANCE})",
+    "Queue the gradients of the last loss, which are added to existing ones.",
+    lambda training: training.instance.backward(),
+)
+TABLE.add(
+    f"stitch_model_training_instance_update({_INSTANCE})",
+    "Update parameters and optimizer state, and drop the gradients. A loss that is NaN or infinite "
+    "is an error that changes nothing.",
+    Training.update,
+)
+TABLE.add(
+    f"stitch_stop_training({_INSTANCE})", "Stop a training and release its tensors.",
+    lambda training: training.instance.close(),
+)  # fmt: skip
+for _name, _type in {
+    "float": "float", "double": "double", "int32": "int32_t", "int64": "int64_t",
+}.items():  # fmt: skip
     TABLE.add(
         f"stitch_get_tensor_{_name}({_INSTANCE}, const char *name, {_type} *data, size_t count)",
         "Read a parameter (`dense.weight`), its gradient (`dense.weight.grad`), an optimizer's "
         f"state, an output, `{LOSS}`, or an activation by the name of its value.",
-        _get,
-    )
+        lambda training, name, data: copy_result(
+            f"tensor {name!r}", training.get(name).reshape(-1), data),
+    )  # fmt: skip
     TABLE.add(
         f"stitch_set_tensor_{_name}({_INSTANCE}, const char *name, const {_type} *data, "
         "size_t count)",
         f"Write a parameter or state, or an input or `{LABEL}` of the next forward pass.",
-        _set,
+        Training.set_elements,
     )
-
-
-@TABLE.function(
-    f"stitch_describe_tensor({_INSTANCE}, const char *name, stitch_array_t *description)"
+TABLE.add(
+    f"stitch_describe_tensor({_INSTANCE}, const char *name, stitch_array_t *description)",
+    "Set data type and shape of a tensor; the shape is valid until the training is stopped.",
+    lambda training, name: (name, training.type_of(name)),
 )
-def describe_tensor(training: Training, name: str) -> tuple[str, ValueType]:
-    """Set data type and shape of a tensor; the shape is valid until the training is stopped."""
-    if name in training.types:
-        return name, training.types[name]
-    array = training.get(name)
-    return name, ValueType(array.shape, DataType.from_dtype(array.dtype))
-
-
-@TABLE.function(f"stitch_get_tensor_array({_INSTANCE}, const char *name, stitch_array_t *value)")
-def get_tensor(training: Training, name: str, value: Array) -> None:
-    """Read a tensor of any data type; the array has its shape."""
-    copy_result(f"tensor {name!r}", training.get(name), value)
-
-
-@TABLE.function(
-    f"stitch_set_tensor_array({_INSTANCE}, const char *name, const stitch_array_t *value)"
+TABLE.add(
+    f"stitch_get_tensor_array({_INSTANCE}, const char *name, stitch_array_t *value)",
+    "Read a tensor of any data type; the array has its shape.",
+    lambda training, name, value: copy_result(f"tensor {name!r}", training.get(name), value),
 )
-def set_tensor(training: Training, name: str, value: Array) -> None:
-    """Write a tensor of any data type, as stitch_set_tensor_float."""
-    training.set(name, value)
+TABLE.add(
+    f"stitch_set_tensor_array({_INSTANCE}, const char *name, const stitch_array_t *value)",
+    "Write a tensor of any data type, as stitch_set_tensor_float.", Training.set,
+)  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import stitch
 from stitch.c_interface.embedded import Library
 from stitch.c_interface.header import FUNCTIONS, header_text, types_text
 from stitch.c_interface.table import HANDLE_TYPES, CFunction
+from stitch.graph import from_json
 
 HEADER = Path(__file__).parents[2] / "include" / "stitch.h"
 PARAMETERS = {function.name: function.parameters for function in FUNCTIONS}
@@ -366,6 +368,101 @@ def check_tensors(c: C, training: Any) -> None:
         assert c.code(name, training, *arguments) == USAGE
 
 
+#: By operator: arguments after the graph, where names are tensors, and the same in Python.
+OPERATORS: dict[str, tuple[Sequence[Any], Callable[..., Any]]] = {
+    **{name: (["x"], lambda b, t, n=name: getattr(b, n)(t["x"]))
+       for name in ("relu", "sigmoid", "tanh", "gelu", "elu", "identity", "exp", "sin", "cos",
+                    "rsqrt", "flat")},
+    **{name: (["x", "x2"], lambda b, t, n=python: getattr(b, n)(t["x"], t["x2"]))
+       for name, python in (("add", "add"), ("subtract", "sub"), ("multiply", "mul"),
+                            ("divide", "div"), ("max", "maximum"), ("min", "minimum"),
+                            ("batch_matmul", "matmul"))},
+    **{name: (["x", 2.5], lambda b, t, n=python: getattr(b, n)(t["x"], 2.5))
+       for name, python in (("pow", "pow"), ("scalar_add", "add"), ("scalar_sub", "sub"),
+                            ("scalar_multiply", "mul"), ("scalar_truediv", "div"))},
+    "mean": (["x", [1], 1, 1], lambda b, t: b.reduce_mean(t["x"], [1], True)),
+    "reduce_sum": (["x", [0, 1], 2, 0], lambda b, t: b.reduce_sum(t["x"], [0, 1], False)),
+    "dense": (["x", 5, "relu"], lambda b, t: b.dense(t["x"], 5, activation="relu")),
+    "linear": (["x", "w", None, "tanh"],
+               lambda b, t: b.linear(t["x"], t["w"], None, "tanh")),
+    "conv2d": (["image", "kernel", "bias", 2, 1, 0, 1, 1, None],
+               lambda b, t: b.conv2d(t["image"], t["kernel"], t["bias"], stride=(2, 1),
+                                     padding=(0, 1))),
+    "pool2d": (["image", 2, 3, 1, 2, 1, 0, "average"],
+               lambda b, t: b.pool2d(t["image"], (2, 3), stride=(1, 2), padding=(1, 0),
+                                     kind="average")),
+    "batch_norm": (
+        ["image", *["three"] * 4, 0.5, 1],
+        lambda b, t: b.batch_norm(t["image"], *[t["three"]] * 4, epsilon=0.5, relu=True)),
+    "layer_norm": (["x", None, "bias4", -1, 0.25],
+                   lambda b, t: b.layer_norm(t["x"], None, t["bias4"], axis=-1, epsilon=0.25)),
+    "embedding": (["indices", "w", "mean"],
+                  lambda b, t: b.embedding(t["indices"], t["w"], "mean")),
+    "multihead_attention": (
+        ["seq", "seq", "seq", ["w"] * 4, 4, None, 0, 2, 1],
+        lambda b, t: b.multi_head_attention(*[t["seq"]] * 3, [t["w"]] * 4, heads=2, causal=True)),
+    "softmax": (["x", 0], lambda b, t: b.softmax(t["x"], 0)),
+    "dropout": (["x", 0.25], lambda b, t: b.dropout(t["x"], 0.25)),
+    "cast": (["x", 7], lambda b, t: b.cast(t["x"], "int64")),
+    "gather": (["x", "indices", 1], lambda b, t: b.gather_elements(t["x"], t["indices"], 1)),
+    "concat": ([["x", "x2", "x"], 3, 1], lambda b, t: b.concat([t["x"], t["x2"], t["x"]], 1)),
+    "reshape": (["x", [2, -1], 2], lambda b, t: b.reshape(t["x"], [2, -1])),
+    "transpose": (["image", [0, 3, 1, 2], 4], lambda b, t: b.transpose(t["image"], [0, 3, 1, 2])),
+    "reverse": (["x", 1], lambda b, t: b.reverse(t["x"], 1)),
+    "split": (["x", [1, 3], 2, 1, 2], lambda b, t: b.split(t["x"], [1, 3], 1)),
+    "topk": (["x", 2, 1, 2], lambda b, t: b.topk(t["x"], 2, sorted=True)),
+}  # fmt: skip
+INPUTS = {"x": (4, 4), "x2": (4, 4), "image": (1, 3, 6, 6), "seq": (1, 3, 4)}
+PARAMETERS_OF = {"w": (4, 4), "kernel": (2, 3, 2, 2), "bias": (2,), "three": (3,), "bias4": (4,)}
+
+
+def test_every_operator_is_tried() -> None:
+    prefix = "stitch_computation_graph_add_op_"
+    assert {prefix + name for name in OPERATORS} == {
+        f.name for f in FUNCTIONS if f.name.startswith(prefix)
+    }
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_adds_what_the_builder_adds(c: C, name: str) -> None:
+    ffi, (given, python) = c.ffi, OPERATORS[name]
+    b = stitch.ComputationGraphBuilder("graph")
+    graph = c.make("computation_graph", "stitch_computation_graph_create", "graph")
+    mine, theirs = dict[str, Any](), dict[str, Any]()
+    add = "stitch_computation_graph_add_"
+    for key, shape, code in (*((k, s, 1) for k, s in INPUTS.items()), ("indices", (4, 4), 7)):
+        lengths = ffi.new("int64_t[]", shape)
+        mine[key] = c.make("tensor", f"{add}input", graph, key, code, lengths, len(shape))
+        theirs[key] = b.input(key, shape, "float32" if code == 1 else "int64")
+    for key, shape in PARAMETERS_OF.items():
+        value, keep = c.array(np.full(shape, 0.5, np.float32))
+        mine[key] = c.make("tensor", f"{add}parameter", graph, key, value)
+        theirs[key] = b.parameter(key, keep[2])
+    arguments: list[Any] = []
+    for one, parameter in zip(given, PARAMETERS[f"{add}op_{name}"][1:], strict=False):
+        if isinstance(one, list) and isinstance(one[0], str):
+            one = ffi.new("stitch_tensor_t[]", [mine[key] for key in one])
+        elif isinstance(one, list):
+            one = ffi.new("int64_t[]", one)
+        elif one is None:
+            zero = parameter.type == "stitch_tensor_t"
+            one = ffi.new("stitch_tensor_t *")[0] if zero else ffi.NULL
+        elif parameter.type == "stitch_tensor_t":
+            one = mine[one]
+        arguments.append(one)
+    several = name in ("split", "topk")
+    out = ffi.new("stitch_tensor_t[]", 2)
+    if several:
+        arguments.insert(-1, out)
+    c.ok(f"{add}op_{name}", graph, *arguments, *(() if several else (out,)))
+    found = python(b, theirs)
+    for i, tensor in enumerate(found if several else (found,)):
+        b.output(f"y{i}", tensor)
+        c.ok(f"{add}output", graph, f"y{i}", out[i])
+    read = from_json(c.text("stitch_computation_graph_as_json", graph))
+    assert read.text() == b.build().text()
+
+
 def test_tensors_belong_to_their_graph(c: C) -> None:
     graph, other, ffi = small_graph(c), small_graph(c), c.ffi
     out = ffi.new("stitch_tensor_t *", [9, 9])
@@ -409,3 +506,53 @@ def test_a_callback_may_call_stitch(c: C, device: Any, doubling: str) -> None:
     x = np.ones((2, 3), np.float32)
     c.ok("stitch_run", program, floats(c, x), 1, floats(c, x), 1)
     assert seen and 0 not in seen and (x == 2).all()
+
+
+def test_the_rest_of_a_training(c: C, device: Any, tmp_path: Path) -> None:
+    """A seed, a learning rate, files, a loss that is NaN; a program for inference; a pipeline."""
+    ffi, graph = c.ffi, small_graph(c)
+    optimizer = c.make("optimizer", "stitch_optimizer_create", "sgd")
+    c.ok("stitch_computation_graph_set_loss", graph, '{"loss": "mse", "reduction": "sum"}')
+    kind, folder = "model_compilation_result", str(tmp_path)
+    result = c.make(kind, "stitch_computation_graph_compile", graph, optimizer, "none", "host")
+    training = c.make("model_training_instance", "stitch_start_training_on", result, device, 3)
+    weight, before = ffi.new("float[6]"), ffi.new("float[6]")
+    c.ok("stitch_get_tensor_float", training, "dense.weight", before, 6)
+    x = ffi.new("float[12]", [1.0] * 12)
+    for name, values, count in (("x", x, 12), ("label", ffi.new("float[8]", [1.0] * 8), 8)):
+        c.ok("stitch_set_tensor_float", training, name, values, count)
+    for lr in (0.0, 0.5):
+        c.ok("stitch_optimizer_set_lr", optimizer, lr)
+        for step in ("forward", "backward", "update"):
+            c.ok(f"stitch_model_training_instance_{step}", training)
+        c.ok("stitch_get_tensor_float", training, "dense.weight", weight, 6)
+        assert (list(weight) == list(before)) == (lr == 0.0)
+    x[0] = math.nan
+    c.ok("stitch_set_tensor_float", training, "x", x, 12)
+    for step in ("forward", "backward"):
+        c.ok(f"stitch_model_training_instance_{step}", training)
+    code, message, remedy = c.error("stitch_model_training_instance_update", training)
+    assert code == FAILURE and "is nan" in message and "learning rate" in remedy
+    c.ok("stitch_get_tensor_float", training, "dense.weight", before, 6)
+    assert list(weight) == list(before)
+    c.ok("stitch_model_compilation_result_dump", result, f"{folder}/model.json")
+    again = c.make(kind, "stitch_model_compilation_result_load", f"{folder}/model.json")
+    text = c.text("stitch_model_compilation_result_as_json", again)
+    assert text == (tmp_path / "model.json").read_text(encoding="utf-8")
+    c.ok("stitch_stop_training", training)
+    c.ok("stitch_computation_graph_save", graph, "host", f"{folder}/dense.ttb")
+    (tmp_path / "two.yaml").write_text(
+        "modules: {a: dense.ttb}\ninputs: {x: {shape: [4, 3], type: float32}}\n"
+        "steps:\n  - {run: a, inputs: {x: x}, outputs: {y: y}}\noutputs: {y: y}\n"
+    )
+    pipeline = c.make("pipeline", "stitch_pipeline_from_yaml", device, f"{folder}/two.yaml")
+    source, keep = c.array(np.ones((4, 3), np.float32))
+    target, kept = c.array(np.zeros((4, 2), np.float32))
+    c.ok("stitch_run_pipeline", pipeline, source, 1, target, 1)
+    program = c.make("program", "stitch_load", device, f"{folder}/dense.ttb")
+    other = np.zeros((4, 2), np.float32)
+    c.ok("stitch_run", program, floats(c, keep[2]), 1, floats(c, other), 1)
+    np.testing.assert_array_equal(kept[2], other)
+    assert other.any()
+    c.ok("stitch_pipeline_destroy", pipeline)
+    assert c.code("stitch_run_pipeline", pipeline, source, 1, target, 1) == HANDLE
