@@ -187,7 +187,7 @@ def _straight(device: RuntimeDevice, binding: Binding) -> GeneratedRunner | Over
     """
     observers = device.observers
     straight = binding.written.get(observers)
-    if _may_capture(device, binding):
+    if device.backend.executor.captures and _may_capture(device, binding):
         if binding.tally.runs < RUNS_TO_STRAIGHTEN:
             # Libraries prepare themselves in runs before the capture.
             return _overwriting(device, binding) if binding.executable.overwrites else None
@@ -225,10 +225,8 @@ def _overwriting(
 def _may_capture(device: RuntimeDevice, binding: Binding) -> bool:
     """Return whether the launches of a binding are to be captured: they are at fixed addresses, and
     nothing is observed."""
-    if not device.backend.executor.captures or binding.slots is None:
-        return False
     captured = binding.executable.captured
-    is_watched = device.observers or device.backend.debug
+    is_watched = device.observers or device.backend.debug or binding.slots is None
     return not is_watched and binding.index not in captured and len(captured) < MAX_GRAPHS
 
 
@@ -332,8 +330,8 @@ def _run_one_by_one(
     bound.arguments[:] = [arrays[rank] for rank in binding.executable.order]
     moments: list[float] = []
     try:
-        clock = _clock(device)
-        if clock is not None:
+        if device.events.active:
+            clock = device.backend.executor.clock
             counts = [len(step.thunks) for step in bound.steps]
             with_fp_errors_ignored(run_timed, clock, counts, moments, loop)
         else:
