@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tests.support.benches import BENCH_NAMES, BENCHES, called_bench, run_bench
+from tests.support.benches import BENCH_NAMES, BENCHES, called_bench, load_bench, run_bench
 
 LONG = pytest.mark.campaign("benchmarks")
 CASE = str(BENCHES / "minimalloc" / "A.csv")
@@ -28,6 +29,7 @@ SMALL: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 LARGE: dict[str, tuple[str, ...]] = {
     "c_interface": ("--shapes", "2x3", "--calls=10", "--rounds=1"),
+    "cuda": ("--device=torch:cpu", "--suites=chains", "--counts=2", "--no-compile", "--rounds=1"),
     "first_calls": ("--small", "--networks", "mlp", "--rounds=1"),
     "fractal": ("--depth=2", "--length=4", "--batch=2", "--hidden=8", "--attention=32",
                 "--count=64", "--widths=4", "--depths=1,2", "--sentences=5", "--words=9",
@@ -60,6 +62,57 @@ def test_a_benchmark_prints_a_row_for_each_measurement(name: str, options: tuple
     done = run(name, *options, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) and "Traceback" not in done.stderr
+
+
+def test_without_a_card_nothing_is_measured_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = called_bench("cuda", "--check")
+    assert done.returncode == 0 and done.stdout.startswith("not measured: PyTorch ")
+    assert "no CUDA card" in done.stdout
+    assert called_bench("cuda", "--suites=chain").returncode == 2
+    assert called_bench("cuda", "--device=cpu").returncode == 2
+
+
+def test_the_benchmark_of_cards_compares_what_it_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHES)
+    words = ("--suites=chains", "--counts=2", "--no-compile", "--rounds=1", "--json")
+    done = called_bench("cuda", "--device=torch:cpu", *words)
+    assert done.returncode == 0, done.stderr
+    rows = {row["way"]: row for row in json.loads(done.stdout)["rows"]}
+    for way in ("stitch, pipe(tensor)", "torch, eager, part by part"):
+        assert rows[way]["error"] <= 2e-6 and rows[way]["microseconds"] > 0
+        assert not rows[way]["note"]
+
+
+def test_the_benchmark_of_cards_says_which_goals_are_missed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = load_bench("cuda")
+    goal = {"line": "1", "name": "chain", "found": 3.0, "most": 1.1, "is_met": False}
+    met = {**goal, "found": 1.0, "is_met": True}
+    for goals, code in (([goal], 1), ([met], 0), ([{**goal, "found": None, "is_met": None}], 0)):
+        data = {"rows": [], "goals": goals}
+        monkeypatch.setattr(bench, "in_this_process", lambda *_, data=data: data)
+        assert bench.main(["--device=torch:cpu", "--check"]) == code
+    said = capsys.readouterr()
+    assert said.err == "goal missed: 1. chain: 3, at most 1.1\n"
+    assert "MISSED" in said.out and " met" in said.out and "not measured" in said.out
+
+
+@LONG
+def test_everything_of_the_benchmark_of_cards_runs_on_the_processor(tmp_path: Path) -> None:
+    file = tmp_path / "cuda.json"
+    done = run_bench("cuda", "--device=torch:cpu", "--no-compile", "--rounds=1", f"--out={file}")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(file.read_text())
+    assert not [row for row in data["rows"] if "failed" in row["note"] or "wrong" in row["note"]]
+    assert {row["suite"] for row in data["rows"]} == {
+        "chains", "networks", "operations", "nests", "training",
+    }  # fmt: skip
+    errors = [row["error"] for row in data["rows"] if row["way"].startswith("stitch, error")]
+    assert len(errors) == 10 and max(errors) <= 2e-6
+    assert {goal["line"] for goal in data["goals"]} == {"1", "2", "3", "4", "5"}
+    assert all(goal["found"] is None for goal in data["goals"])
 
 
 @LONG

@@ -53,6 +53,7 @@ def test_a_module_runs_on_its_own_tensors_without_copies() -> None:
     assert all(torch.equal(view, kept) for view, kept in views)
 
 
+@pytest.mark.campaign("torch_devices")
 def test_a_training_step_follows_eager_torch_without_copies() -> None:
     module, before = net(), copies()
     reference = copy.deepcopy(module)
