@@ -131,7 +131,7 @@ STITCH_API void stitch_error_destroy(stitch_error_t error) {{
 """
 
 _PKG_CONFIG = """\
-prefix=${{pcfiledir}}
+prefix={prefix}
 
 Name: stitch
 Description: C interface of Stitch
@@ -149,7 +149,7 @@ def build_library(folder: str | Path) -> tuple[Path, ...]:
     Raises:
         UsageError: cffi, a C compiler or Python's headers are missing.
     """
-    source, folder = library_source(), Path(folder)
+    source, folder = library_source(), Path(folder).absolute()
     compiler, flags = (shlex.split(os.environ.get(n, d)) for n, d in (("CC", "cc"), ("CFLAGS", "")))
     include, libraries = sysconfig.get_path("include"), sysconfig.get_config_var("LIBDIR")
     if not Path(include, "Python.h").exists():
@@ -184,7 +184,7 @@ def build_library(folder: str | Path) -> tuple[Path, ...]:
         built = read_bytes(library)
     make_folder(folder)
     paths = tuple(folder / name for name in ("libstitch.so", "stitch.h", "stitch.pc"))
-    texts = (header_text(), _PKG_CONFIG.format(version=__version__))
+    texts = (header_text(), _PKG_CONFIG.format(prefix=folder, version=__version__))
     for path, content in zip(paths, (built, *(text.encode() for text in texts)), strict=True):
         atomic_write(path, content)
     return paths

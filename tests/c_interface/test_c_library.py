@@ -18,6 +18,7 @@ import pytest
 
 import stitch
 from stitch.c_interface.build import build_library
+from stitch.c_interface.header import FUNCTIONS
 from stitch.errors import StitchError, UsageError
 
 pytestmark = pytest.mark.campaign("c_interface")
@@ -116,6 +117,85 @@ def test_the_sequence_diagram_trains_digits_with_the_bits_of_python(library: Pat
 def test_ways_of_use(library: Path, doubling: Path, way: str) -> None:
     for flags in ([*STRICT, *SANITIZERS], STRICT):
         assert ran(compiled(library, USE, *flags), way, doubling) == "ok\n"
+
+
+def wrong_calls() -> str:
+    """C code that calls each function with NULL, 0 and a handle `id`."""
+    calls = []
+    for function in FUNCTIONS:
+        values = [
+            f"({p.type}){{id}}" if p.is_handle
+            else "(stitch_tensor_t){id, id}" if p.type == "stitch_tensor_t"
+            else "NULL" if p.type.endswith(("*", "callback_t"))
+            else "0"
+            for p in function.parameters
+        ]  # fmt: skip
+        calls.append(f"  wrong({function.name}({', '.join(values)}));")
+    return "\n".join(calls)
+
+
+WRONG = """\
+#include "stitch.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+static stitch_program_t program;
+static int plans;
+static void wrong(stitch_error_t error) {
+  int code = stitch_error_code(error);
+  if (code != STITCH_ERROR_USAGE && code != STITCH_ERROR_INVALID_HANDLE) {
+    printf("code %d: %s\\n", code, stitch_error_message(error));
+    exit(1);
+  }
+  stitch_error_destroy(error);
+}
+static void all(uint64_t id) {
+CALLS
+}
+static uint64_t freed;
+static void *thread(void *argument) {
+  uint64_t random = (uint64_t)(size_t)argument * 0x9e3779b97f4a7c15u;
+  for (int i = 0; i < 20; i++) {
+    all(0);
+    all(freed);
+    all(random | (uint64_t)1 << 63);
+    random = random * 6364136223846793005u + 1442695040888963407u;
+  }
+  return NULL;
+}
+static void on_plan(void *context, size_t steps, size_t copies) {
+  (void)context, (void)steps, (void)copies;
+  all(0);
+  all(freed);
+  plans++;
+}
+int main(int argc, char **argv) {
+  stitch_device_t device, other;
+  pthread_t threads[8];
+  float x[6] = {0}, y[6];
+  const float *inputs[] = {x};
+  float *outputs[] = {y};
+  if (argc != 2 || stitch_open_device("host", NULL, &other) || stitch_close_device(other) ||
+      stitch_open_device("host", NULL, &device) || stitch_load(device, argv[1], &program) ||
+      stitch_on_plan(device, on_plan, NULL))
+    return 1;
+  freed = other.id;
+  for (size_t i = 0; i < 8; i++) pthread_create(&threads[i], NULL, thread, (void *)(i + 1));
+  if (stitch_run(program, inputs, 1, outputs, 1)) return 1;
+  for (size_t i = 0; i < 8; i++) pthread_join(threads[i], NULL);
+  if (!plans || stitch_run(program, inputs, 1, outputs, 1)) return 1;
+  puts("ok");
+  return 0;
+}
+"""
+
+
+def test_every_function_with_wrong_arguments_from_threads_and_a_callback(
+    library: Path, doubling: Path
+) -> None:
+    source = library / "wrong.c"
+    source.write_text(WRONG.replace("CALLS", wrong_calls()))
+    assert ran(compiled(library, source, *STRICT, *SANITIZERS), doubling) == "ok\n"
 
 
 def test_memory_stays_flat(library: Path) -> None:
