@@ -175,7 +175,7 @@ MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
     executor=either(TEXT, instance_of("an Executor", Executor)), threads=optional(WHOLE),
     window=WHOLE, debug=BOOL, strict_types=BOOL, max_memory=optional(either(WHOLE, TEXT)),
     spill=BOOL, inter_op_threads=WHOLE,
-    prices=optional(either(TEXT, PATH, instance_of("a PriceTable", PriceTable))),
+    prices=optional(either(TEXT, PATH, instance_of("a PriceTable", PriceTable))), tf32=BOOL,
 )  # fmt: skip
 def open_device(
     machine: str | Path | Machine = "wormhole_n150",
@@ -189,6 +189,7 @@ def open_device(
     spill: bool = True,
     inter_op_threads: int = 1,
     prices: str | Path | PriceTable | None = None,
+    tf32: bool = False,
 ) -> Device:
     """Open a simulated machine, or a real device of PyTorch.
 
@@ -213,6 +214,8 @@ def open_device(
         prices: The cost table by which `auto` and `torch` select a kernel for each operation: a
             processor family (`x86_avx512_intel`), or the path of a file of `tools/prices` (default:
             the family nearest to this processor). The last digits of results depend on it.
+        tf32: Let a card round operands of convolutions and matrix products to TF32 (10 bits).
+            Without, Stitch's are computed in float32, whatever PyTorch's flags say.
     """
     if isinstance(machine, str) and is_torch_device(machine):
         if executor != "numpy":
@@ -222,10 +225,13 @@ def open_device(
                 remedy="leave the executor out",
             )  # fmt: skip
         executor, machine = machine, "cuda"
+    made = executor
+    if threads is not None or tf32:
+        made = make_executor(executor, threads, prices=prices, tf32=tf32)
     return Device(
         load_machine(machine),
-        executor=executor if threads is None else make_executor(executor, threads, prices=prices),
+        executor=made,
         window=window, debug=debug, strict_types=strict_types, max_memory=max_memory,
         spill=spill, inter_op_threads=inter_op_threads,
-        prices=prices if threads is None else None,
+        prices=prices if made is executor else None,
     )  # fmt: skip

@@ -121,6 +121,35 @@ def test_an_executor_beside_the_device_is_refused() -> None:
         stitch.open_device("torch:cpu", executor="onnxruntime")
 
 
+@pytest.mark.parametrize("tf32", [False, True])
+def test_products_are_in_tf32_only_if_asked_whatever_the_flags_say(
+    tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products, convolutions, matmul = (
+        torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.matmul,
+    )  # fmt: skip
+    monkeypatch.setattr(products, "fp32_precision", "ieee" if tf32 else "tf32")
+    before = products.fp32_precision, convolutions.fp32_precision
+    seen: list[tuple[str, str]] = []
+
+    def watched(*operands: Any, out: Any) -> Any:
+        seen.append((products.fp32_precision, convolutions.fp32_precision))
+        return matmul(*operands, out=out)
+
+    monkeypatch.setattr(torch, "matmul", watched)
+    with stitch.open_device("torch:cpu", tf32=tf32) as device:
+        program = device.load(product())
+        for turn in range(3):
+            np.testing.assert_array_equal(program(X + turn).numpy(), expected(X + turn))
+            assert (products.fp32_precision, convolutions.fp32_precision) == before
+    assert seen == [("tf32", "tf32") if tf32 else ("ieee", "ieee")] * 3
+
+
+def test_tf32_is_of_devices_of_pytorch() -> None:
+    with pytest.raises(UsageError, match="'numpy' has no TF32"):
+        stitch.open_device("tiny", tf32=True)
+
+
 @pytest.mark.parametrize("shift", [-100, -1, 1, 100, PIECE_NBYTES + 5, -PIECE_NBYTES - 5])
 def test_moves_that_overlap_keep_the_bytes(shift: int) -> None:
     nbytes, start = 2 * PIECE_NBYTES + 123, 2 * PIECE_NBYTES

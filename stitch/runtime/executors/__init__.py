@@ -67,7 +67,11 @@ def is_own(executor: Executor) -> bool:
 
 
 def make_executor(
-    name: str | Executor, threads: int | None = None, *, prices: Prices | None = None
+    name: str | Executor,
+    threads: int | None = None,
+    *,
+    prices: Prices | None = None,
+    tf32: bool = False,
 ) -> Executor:
     """Create an executor.
 
@@ -77,13 +81,19 @@ def make_executor(
             is.
         threads: Threads per operation; 1 by default.
         prices: The price table, see `load_prices`; by default that of this processor's family.
+        tf32: Whether a card may round operands of products to TF32.
 
     Raises:
         UsageError: Unknown name, missing package, fewer threads than one, or an argument that the
             executor does not take.
     """
+    if tf32 and not is_torch_device(name):
+        raise UsageError(
+            f"the executor {name!r} has no TF32", expected="a device of PyTorch, as cuda:0",
+            remedy="leave tf32 out",
+        )  # fmt: skip
     if not isinstance(name, Executor) and name not in EXECUTORS:
-        name = _of_device(name) if is_torch_device(name) else _of_plugin(name)
+        name = _of_device(name, tf32) if is_torch_device(name) else _of_plugin(name)
     called = name if isinstance(name, str) else name.name
     if threads is not None and name not in THREADED:
         raise UsageError(
@@ -135,7 +145,7 @@ def _of_plugin(name: str) -> Executor:
     return made
 
 
-def _of_device(name: str) -> Executor:
+def _of_device(name: str, tf32: bool) -> Executor:
     """Return the executor of a PyTorch device, `torch:cpu` or `cuda:N`."""
     try:
         with late_import():
@@ -147,7 +157,7 @@ def _of_device(name: str) -> Executor:
             f"the device {name!r} needs 'torch', which is not installed",
             remedy="pip install 'stitch-runtime[torch]'",
         ) from error
-    made = cuda.CudaExecutor(cuda.torch_device_of(name))
+    made = cuda.CudaExecutor(cuda.torch_device_of(name), tf32=tf32)
     assert isinstance(made, Executor)
     return made
 

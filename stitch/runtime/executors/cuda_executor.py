@@ -55,10 +55,12 @@ from stitch.runtime.executors.cuda_graphs import (
 from stitch.runtime.executors.cuda_kernels import (
     IN_PLACE,
     KERNELS,
+    PRODUCTS,
     VIEWS,
     TensorCall,
     takes_strides,
     views_of,
+    with_precision,
 )
 from stitch.runtime.executors.executor import (
     BoundProgram,
@@ -128,10 +130,12 @@ class PreparedTensors(PreparedProgram):
 
     def __init__(
         self, program: Program, machine: MachineShape, device: torch.device,
-        left_to_numpy: set[str],
+        left_to_numpy: set[str], precision: str,
     ) -> None:  # fmt: skip
-        """`left_to_numpy`: takes the operators that NumPy's kernels compute."""
+        """`left_to_numpy`: takes the operators that NumPy's kernels compute; `precision`: of
+        products (see `with_precision`)."""
         self.program, self.machine, self.device = program, machine, device
+        self.precision = precision
         self.left_to_numpy = left_to_numpy
         self.whole = WholeProgram(program)
         self.attributes = [attributes_of(operation) for operation in program.operations]
@@ -167,7 +171,7 @@ class PreparedTensors(PreparedProgram):
             known = {i: data[v] for i, v in enumerate(operation.inputs) if i >= first and v in data}
             program = program_of_body(self.program, operation.body, form.states, known)
             found = self._inside[index] = PreparedTensors(
-                program, self.machine, self.device, self.left_to_numpy
+                program, self.machine, self.device, self.left_to_numpy, self.precision
             )
         return found
 
@@ -491,7 +495,9 @@ class _TensorBinding:
                 self._launch(steps)
             rows = self.rows[key]
         operands = [self._tensor(v) for v in one.operands[:3]]
-        self._launch(attention_steps(one, operands, mask, rows, out))
+        calls = attention_steps(one, operands, mask, rows, out)
+        precision = self.prepared.precision
+        self._launch([partial(with_precision, precision, call) for call in calls])
 
     def _launch(self, calls: Sequence[Thunk]) -> None:
         self.steps += [Launch(call) for call in calls]
@@ -568,6 +574,8 @@ class _TensorBinding:
         steps = kernel(TensorCall(operands, beside, self.prepared.attributes[index], known))
         if steps is None:
             return None
+        if (operation.domain, operation.op) in PRODUCTS:
+            steps = [partial(with_precision, self.prepared.precision, step) for step in steps]
         pairs = zip(results, beside, strict=True)
         copies = [partial(a.copy_, b) for a, b in pairs if a is not b]
         launches: list[Thunk] = [*steps, *copies]
@@ -678,10 +686,11 @@ class CudaExecutor(Executor):
 
     Args:
         device: The device: a CUDA card, or the processor as a stand-in.
+        tf32: Whether products may round their operands to TF32.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, *, tf32: bool = False) -> None:
+        self.device, self.precision = device, "tf32" if tf32 else "ieee"
         #: `torch:cpu` or `cuda:0`, as `make_executor` takes it.
         self.name = str(device) if device.type == "cuda" else f"torch:{device}"
         self.left_to_numpy: set[str] = set()
@@ -704,7 +713,9 @@ class CudaExecutor(Executor):
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         self.check_foreign(program)
-        return PreparedTensors(expanded(program), machine, self.device, self.left_to_numpy)
+        return PreparedTensors(
+            expanded(program), machine, self.device, self.left_to_numpy, self.precision
+        )
 
     def captured(self, steps: Sequence[Sequence[Thunk]]) -> Sequence[Sequence[Thunk]] | None:
         with torch.inference_mode(False):
