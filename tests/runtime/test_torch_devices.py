@@ -128,7 +128,8 @@ def test_products_are_in_tf32_only_if_asked_whatever_the_flags_say(
     products, convolutions, matmul = (
         torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.matmul,
     )  # fmt: skip
-    monkeypatch.setattr(products, "fp32_precision", "ieee" if tf32 else "tf32")
+    original = products.fp32_precision
+    products.fp32_precision = "ieee" if tf32 else "tf32"
     before = products.fp32_precision, convolutions.fp32_precision
     seen: list[tuple[str, str]] = []
 
@@ -137,11 +138,14 @@ def test_products_are_in_tf32_only_if_asked_whatever_the_flags_say(
         return matmul(*operands, out=out)
 
     monkeypatch.setattr(torch, "matmul", watched)
-    with stitch.open_device("torch:cpu", tf32=tf32) as device:
-        program = device.load(product())
-        for turn in range(3):
-            np.testing.assert_array_equal(program(X + turn).numpy(), expected(X + turn))
-            assert (products.fp32_precision, convolutions.fp32_precision) == before
+    try:
+        with stitch.open_device("torch:cpu", tf32=tf32) as device:
+            program = device.load(product())
+            for turn in range(3):
+                np.testing.assert_array_equal(program(X + turn).numpy(), expected(X + turn))
+                assert (products.fp32_precision, convolutions.fp32_precision) == before
+    finally:
+        products.fp32_precision = original
     assert seen == [("tf32", "tf32") if tf32 else ("ieee", "ieee")] * 3
 
 
