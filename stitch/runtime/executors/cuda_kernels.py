@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 
 from stitch.ops import RESHAPING, are_in_range, row_numbers, slices_of, windows_of
 from stitch.program import Array, Operation
@@ -58,11 +59,33 @@ def _floating(function: Any) -> TensorKernel:
     return bind
 
 
+#: Types without arithmetic, and those with the same bits in which sums and products wrap as theirs.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _as_signed(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [t.view(_SIGNED.get(t.dtype, t.dtype)) for t in tensors if t is not None]
+
+
+def _wrapping(function: Any) -> TensorKernel:
+    """Of numbers of one type; whole ones wrap around."""
+
+    def bind(call: TensorCall) -> Sequence[Thunk] | None:
+        *operands, out = _as_signed((*call.operands, *call.results))
+        if {t.dtype for t in operands} != {out.dtype} or out.dtype is torch.bool:
+            return None
+        return (partial(function, *operands, out=out),)
+
+    return bind
+
+
 def _comparison(function: Any) -> TensorKernel:
     def bind(call: TensorCall) -> Sequence[Thunk] | None:
         one, other = call.operands
         assert one is not None and other is not None
-        if one.dtype is not other.dtype or not one.dtype.is_floating_point:
+        if function is torch.eq:
+            one, other = _as_signed((one, other))
+        if one.dtype is not other.dtype or one.dtype in _SIGNED:
             return None
         return (partial(function, one, other, out=call.results[0]),)
 
@@ -71,11 +94,29 @@ def _comparison(function: Any) -> TensorKernel:
 
 def _extreme(function: Any) -> TensorKernel:
     def bind(call: TensorCall) -> Sequence[Thunk] | None:
-        if not call.is_floating or len(call.operands) != 2:
+        kinds = {t.dtype for t in call.operands if t is not None}
+        if len(kinds) != 1 or len(call.operands) != 2 or not kinds.isdisjoint(_SIGNED):
             return None
         return (partial(function, *call.operands, out=call.results[0]),)
 
     return bind
+
+
+def _shift(call: TensorCall) -> Sequence[Thunk] | None:
+    """Shift by a constant; the sign of a signed type with the same bits is cut off."""
+    (x, out), by = _as_signed((call.operands[0], *call.results)), call.known[1]
+    bits = 8 * x.itemsize
+    if by is None or by.size != 1 or not 0 < int(by.item()) < bits:
+        return None
+    number = int(by.item())
+    if call.attributes["direction"] == "LEFT":
+        return (partial(torch.bitwise_left_shift, x, number, out=out),)
+    shifted = partial(torch.bitwise_right_shift, x, number, out=out)
+    return shifted, partial(torch.bitwise_and, out, (1 << (bits - number)) - 1, out=out)
+
+
+def _is_nan(call: TensorCall) -> Sequence[Thunk] | None:
+    return (partial(torch.ne, call.operands[0], call.operands[0], out=call.results[0]),)
 
 
 def _relu(call: TensorCall) -> Sequence[Thunk] | None:
@@ -120,7 +161,8 @@ def _reduction(function: Any) -> TensorKernel:
     def bind(call: TensorCall) -> Sequence[Thunk] | None:
         x, given = call.operands[0], call.attributes
         assert x is not None
-        if call.results[0].dtype is not x.dtype or not x.dtype.is_floating_point:
+        is_exact = x.dtype is torch.int64 and function in (torch.sum, torch.amax, torch.amin)
+        if call.results[0].dtype is not x.dtype or not (x.dtype.is_floating_point or is_exact):
             return None
         axes = given.get("axes")
         if len(call.operands) > 1 and call.operands[1] is not None:
@@ -135,6 +177,48 @@ def _reduction(function: Any) -> TensorKernel:
         return (partial(function, x, over, keeps, out=call.results[0]),) if over else None
 
     return bind
+
+
+def _norm(order: int, x: torch.Tensor, over: Any, keeps: bool, *, out: torch.Tensor) -> None:
+    torch.linalg.vector_norm(x, order, over, keeps, out=out)
+
+
+def _extreme_index(function: Any) -> TensorKernel:
+    def bind(call: TensorCall) -> Sequence[Thunk] | None:
+        given, x = call.attributes, call.operands[0]
+        if given["select_last_index"] or x is None or x.dtype in _SIGNED:
+            return None
+        keeps = bool(given["keepdims"])
+        return (partial(function, x, given["axis"], keeps, out=call.results[0]),)
+
+    return bind
+
+
+def _running_sum(call: TensorCall) -> Sequence[Thunk] | None:
+    x, axis, given = call.operands[0], call.known[1], call.attributes
+    if axis is None or given["exclusive"] or given["reverse"] or x is None or x.dtype in _SIGNED:
+        return None
+    return (partial(torch.cumsum, x, int(axis.item()), dtype=x.dtype, out=call.results[0]),)
+
+
+def _top(call: TensorCall) -> Sequence[Thunk] | None:
+    x, given = call.operands[0], call.attributes
+    if call.known[1] is None or len(call.results) != 2 or x is None or x.dtype in _SIGNED:
+        return None
+    axis = given["axis"] % x.ndim
+    return (partial(_sort, x, axis, bool(given["largest"]), call.results),)
+
+
+def _sort(x: torch.Tensor, axis: int, largest: bool, results: Sequence[torch.Tensor]) -> None:
+    # Of equal elements the first ones, which `topk` does not promise.
+    made = torch.sort(x, dim=axis, descending=largest, stable=True)
+    for result, whole in zip(results, made, strict=True):
+        result.copy_(whole.narrow(axis, 0, result.shape[axis]))
+
+
+def _put(out: torch.Tensor, function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function without `out=`."""
+    out.copy_(function(*arguments))
 
 
 def _reshape(call: TensorCall) -> Sequence[Thunk] | None:
@@ -172,21 +256,74 @@ def _split(call: TensorCall) -> Sequence[Thunk] | None:
 def _slice(call: TensorCall) -> Sequence[Thunk] | None:
     x = call.operands[0]
     assert x is not None
-    part = _sliced(x, call.known)
-    return None if part is None else (partial(call.results[0].copy_, part),)
+    cut = _cut(x, call.known)
+    if cut is None:
+        return None
+    backward = [axis for axis, part in enumerate(cut) if part.step < 0]
+    if len(backward) == 1:
+        (axis,) = backward
+        rows = torch.tensor(range(*cut[axis].indices(x.shape[axis])), device=x.device)
+        others = x[(*cut[:axis], slice(None), *cut[axis + 1 :])]
+        return _select(others, axis, rows, call.results[0])
+    if backward:
+        return None
+    return (partial(call.results[0].copy_, x[cut]),)
 
 
-def _sliced(x: torch.Tensor, known: Sequence[Array | None]) -> torch.Tensor | None:
-    """Return a slice with constant bounds as a view."""
+def _cut(x: torch.Tensor, known: Sequence[Array | None]) -> tuple[slice, ...] | None:
+    """Return the slices of an operand with constant bounds."""
     bounds = [None if array is None else [int(i) for i in array.ravel()] for array in known[1:]]
     starts, ends, axes, steps = (*bounds, None, None)[:4]
     if starts is None or ends is None or None in (bounds[2:]):
         return None
     axes = list(range(len(starts))) if axes is None else [axis % x.ndim for axis in axes]
     steps = steps or [1] * len(starts)
-    if min(steps, default=1) < 0:
+    cut = slices_of(tuple(x.shape), tuple(starts), tuple(ends), tuple(axes), tuple(steps))
+    return tuple(slice(c.start, c.stop, 1 if c.step is None else c.step) for c in cut)
+
+
+def _pad(call: TensorCall) -> Sequence[Thunk] | None:
+    (x, out), known = (call.operands[0], call.results[0]), call.known
+    (_, pads, value, axes), given = (*known, None, None)[:4], (*call.operands, None, None)[:4]
+    is_known = all(given[i] is None or (*known, None, None)[i] is not None for i in (1, 2, 3))
+    if x is None or pads is None or not is_known or call.attributes["mode"] != "constant":
         return None
-    return x[slices_of(tuple(x.shape), tuple(starts), tuple(ends), tuple(axes), tuple(steps))]
+    taken, put = [slice(None)] * x.ndim, [slice(None)] * x.ndim
+    over = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
+    for i, axis in enumerate(over):
+        begin, end = int(pads[i]), int(pads[i + len(over)])
+        size = max(0, x.shape[axis] + min(begin, 0) + min(end, 0))
+        taken[axis] = slice(max(-begin, 0), max(-begin, 0) + size)
+        put[axis] = slice(max(begin, 0), max(begin, 0) + size)
+    filled = partial(out.fill_, 0 if value is None else value.item())
+    return filled, partial(out[tuple(put)].copy_, x[tuple(taken)])
+
+
+def _triangle(call: TensorCall) -> Sequence[Thunk] | None:
+    x, diagonal = call.operands[0], (*call.known, None)[1]
+    if x is None or (len(call.operands) > 1 and diagonal is None):
+        return None
+    function = torch.triu if call.attributes["upper"] else torch.tril
+    number = 0 if diagonal is None else int(diagonal.item())
+    x, out = _as_signed((x, *call.results))
+    return (partial(function, x, number, out=out),)
+
+
+def _gather_rows(call: TensorCall) -> Sequence[Thunk] | None:
+    x, places = call.operands[0], call.known[1]
+    if x is None or places is None:
+        return None
+    before, depth = call.attributes["batch_dims"], places.shape[-1]
+    sizes = x.shape[: before + depth]
+    batch = np.indices(places.shape[:-1])[:before]
+    numbers = [*batch, *np.moveaxis(places, -1, 0)]
+    if any(((n < -size) | (n >= size)).any() for n, size in zip(numbers, sizes, strict=True)):
+        return None  # The host says so.
+    wrapped = [n % size for n, size in zip(numbers, sizes, strict=True)]
+    rows = torch.from_numpy(np.ravel_multi_index(wrapped, tuple(sizes)).ravel()).to(x.device)
+    rest = x.shape[before + depth :]
+    out = call.results[0].view(-1, *rest)
+    return _select(x.view(-1, *rest), 0, rows, out)
 
 
 def _gather(call: TensorCall) -> Sequence[Thunk] | None:
@@ -198,7 +335,12 @@ def _gather(call: TensorCall) -> Sequence[Thunk] | None:
         return None
     flat = torch.from_numpy(np.ascontiguousarray(rows.ravel() % x.shape[axis])).to(x.device)
     out = call.results[0].view(*x.shape[:axis], -1, *x.shape[axis + 1 :])
-    return (partial(torch.index_select, x, axis, flat.to(torch.int64), out=out),)
+    return _select(x, axis, flat.to(torch.int64), out)
+
+
+def _select(x: torch.Tensor, axis: int, rows: torch.Tensor, out: torch.Tensor) -> Sequence[Thunk]:
+    x, out = _as_signed((x, out))
+    return (partial(torch.index_select, x, axis, rows, out=out),)
 
 
 def _window(call: TensorCall) -> Sequence[Thunk] | None:
@@ -210,12 +352,12 @@ def _window(call: TensorCall) -> Sequence[Thunk] | None:
         return None
     rows = torch.from_numpy(row_numbers(first, steps, lengths).ravel()).to(x.device)
     out = call.results[0].view(-1, *x.shape[1:])
-    return (partial(torch.index_select, x, 0, rows, out=out),)
+    return _select(x, 0, rows, out)
 
 
 def _clip(call: TensorCall) -> Sequence[Thunk] | None:
     x, low, high = (*call.operands, None, None)[:3]
-    if not call.is_floating:
+    if x is None or x.dtype in _SIGNED:
         return None
     if low is None and high is None:
         return (partial(call.results[0].copy_, x),)
@@ -230,41 +372,160 @@ def _logical(function: Any) -> TensorKernel:
 
 
 def _cast(call: TensorCall) -> Sequence[Thunk] | None:
-    if not call.results[0].dtype.is_floating_point:
+    x, out = call.operands[0], call.results[0]
+    assert x is not None
+    if x.dtype.is_floating_point and not (out.dtype.is_floating_point or out.dtype is torch.bool):
         return None  # NumPy says what becomes of numbers that an integer type does not have.
-    return (partial(call.results[0].copy_, call.operands[0]),)
+    return (partial(out.copy_, x),)
 
 
 def _batch_normalization(call: TensorCall) -> Sequence[Thunk] | None:
     x, scale, shift, mean, variance = call.operands
-    if not call.is_floating or len(call.results) > 1 or call.attributes.get("training_mode"):
+    given = call.attributes
+    if not call.is_floating or x is None or x.ndim < 2:
+        return None
+    if given.get("training_mode"):
+        return (partial(_normalize_batch, call.operands, call.results, given),)
+    if len(call.results) > 1:
         return None
     unused = {name: call.results[0].new_empty(0) for name in ("save_mean", "save_invstd")}
     function = torch.ops.aten.native_batch_norm.out
-    epsilon = call.attributes["epsilon"]
     return (
         partial(
-            function, x, scale, shift, mean, variance, False, 0.0, epsilon, out=call.results[0],
-            **unused,
+            function, x, scale, shift, mean, variance, False, 0.0, given["epsilon"],
+            out=call.results[0], **unused,
         ),
     )  # fmt: skip
 
 
-def _max_pool(call: TensorCall) -> Sequence[Thunk] | None:
-    x, given = call.operands[0], call.attributes
-    if x is None or x.ndim != 4 or not call.is_floating or len(call.results) > 1:
+def _over_batch(x: torch.Tensor) -> Any:
+    return torch.var_mean(x, tuple(i for i in range(x.ndim) if i != 1), correction=0)
+
+
+def _normalize_batch(
+    operands: Sequence[Any], results: Sequence[torch.Tensor], given: Mapping[str, Any]
+) -> None:
+    x, scale, shift, *running = operands
+    variance, mean = _over_batch(x)
+    made = torch.native_batch_norm(
+        x, scale, shift, mean, variance, False, 0.0, given["epsilon"]
+    )[0]  # fmt: skip
+    results[0].copy_(made)
+    kept = given["momentum"]
+    for result, before, now in zip(results[1:], running, (mean, variance), strict=False):
+        result.copy_(before * kept + now * (1 - kept))
+
+
+def _batch_gradient(call: TensorCall) -> Sequence[Thunk] | None:
+    x = call.operands[1]
+    if not call.is_floating or x is None or x.ndim < 2:
+        return None
+    return (partial(_put_batch_gradient, call.operands, call.results, call.attributes["epsilon"]),)
+
+
+def _put_batch_gradient(
+    operands: Sequence[Any], results: Sequence[torch.Tensor], epsilon: float
+) -> None:
+    gradient, x, scale, *given = operands
+    mean, variance = given if len(given) == 2 and given[0] is not None else (None, None)
+    if mean is None or variance is None:
+        variance, mean = _over_batch(x)
+    made = torch.ops.aten.native_batch_norm_backward(
+        gradient, x, scale, None, None, mean, torch.rsqrt(variance + epsilon), True, epsilon,
+        [True] * 3,
+    )  # fmt: skip
+    for result, each in zip(results, made, strict=False):
+        result.copy_(each)
+
+
+def _group(call: TensorCall) -> Sequence[Thunk] | None:
+    x, scale, shift = call.operands
+    if not call.is_floating or x is None or x.ndim < 3:
+        return None
+    groups = call.attributes.get("num_groups", x.shape[1])
+    function = partial(torch.group_norm, x, groups, scale, shift, call.attributes["epsilon"])
+    return (partial(_put, call.results[0], function),)
+
+
+def _root_mean_square(call: TensorCall) -> Sequence[Thunk] | None:
+    (x, scale), given = call.operands, call.attributes
+    if not call.is_floating or x is None or scale is None or len(call.results) > 1:
+        return None
+    shape = x.shape[given["axis"] % x.ndim :]
+    if scale.shape != shape:
+        return None
+    return (partial(_put, call.results[0], functional.rms_norm, x, shape, scale, given["epsilon"]),)
+
+
+def _activation(*names: str, function: Any, **fixed: Any) -> TensorKernel:
+    """Of one operand and the attributes of these names."""
+
+    def bind(call: TensorCall) -> Sequence[Thunk] | None:
+        if not call.is_floating:
+            return None
+        numbers = [call.attributes[name] for name in names]
+        return (partial(function, call.operands[0], *numbers, **fixed, out=call.results[0]),)
+
+    return bind
+
+
+def _hard_sigmoid(call: TensorCall) -> Sequence[Thunk] | None:
+    if not call.is_floating:
+        return None
+    x, out, given = call.operands[0], call.results[0], call.attributes
+    return (
+        partial(torch.mul, x, given["alpha"], out=out), partial(out.add_, given["beta"]),
+        partial(out.clamp_, 0, 1),
+    )  # fmt: skip
+
+
+def _windows(call: TensorCall, x: torch.Tensor | None) -> Any:
+    """Return the windows of a pooling; None if PyTorch has no such pooling."""
+    given = call.attributes
+    if x is None or x.ndim != 4 or not call.is_floating:
         return None
     windows = windows_of(
         given, tuple(x.shape[2:]), tuple(given["kernel_shape"]), bool(given["ceil_mode"])
     )
     few = all(2 * pad <= size for pad, size in zip(windows.begin, windows.kernel, strict=True))
-    if windows.begin != windows.end or any(windows.overhang) or not few:
+    is_plain = windows.begin == windows.end and not any(windows.overhang) and few
+    return windows if is_plain else None
+
+
+def _max_pool(call: TensorCall) -> Sequence[Thunk] | None:
+    x, windows = call.operands[0], _windows(call, call.operands[0])
+    if windows is None or len(call.results) > 1:
         return None
     out = call.results[0]
     indices = torch.empty(out.shape, dtype=torch.int64, device=out.device)
     function = torch.ops.aten.max_pool2d_with_indices.out
     sizes = windows.kernel, windows.strides, windows.begin, windows.dilations
     return (partial(function, x, *sizes, False, out=out, indices=indices),)
+
+
+def _max_pool_gradient(call: TensorCall) -> Sequence[Thunk] | None:
+    gradient, x, _ = call.operands
+    windows = _windows(call, x)
+    if windows is None:
+        return None
+    sizes = windows.kernel, windows.strides, windows.begin, windows.dilations, False
+    return (partial(_put_pool_gradient, gradient, x, sizes, call.results[0]),)
+
+
+def _put_pool_gradient(gradient: Any, x: Any, sizes: Any, out: torch.Tensor) -> None:
+    aten = torch.ops.aten
+    indices = aten.max_pool2d_with_indices(x, *sizes)[1]
+    aten.max_pool2d_with_indices_backward.grad_input(gradient, x, *sizes, indices, grad_input=out)
+
+
+def _average_pool(call: TensorCall) -> Sequence[Thunk] | None:
+    x, windows = call.operands[0], _windows(call, call.operands[0])
+    if windows is None or max(windows.dilations) > 1:
+        return None
+    sizes = windows.kernel, windows.strides, windows.begin
+    counts = bool(call.attributes["count_include_pad"])
+    function = torch.ops.aten.avg_pool2d.out
+    return (partial(function, x, *sizes, False, counts, out=call.results[0]),)
 
 
 def _mean_of_places(call: TensorCall) -> Sequence[Thunk] | None:
@@ -305,16 +566,24 @@ def with_precision(precision: str, call: Thunk) -> None:
 
 #: Of the kernels that the executor `torch` has, those that read arrays of the host.
 _ON_HOST = {("", "Gemm"), ("", "MatMul"), ("stitch", "BatchNormalizationGradient")}
+_ATEN = torch.ops.aten
 #: Kernels by domain and operator.
 KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     **{key: _aten(kernel) for key, kernel in ATEN_KERNELS.items() if key not in _ON_HOST},
     **{("", op): _floating(function) for op, function in {
-        "Abs": torch.abs, "Add": torch.add, "Atan": torch.atan, "Ceil": torch.ceil,
+        "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,
+        "Atanh": torch.atanh,
+        "Abs": torch.abs, "Atan": torch.atan, "Ceil": torch.ceil,
         "Cos": torch.cos, "Cosh": torch.cosh,
         "Div": torch.div, "Exp": torch.exp, "Floor": torch.floor, "Log": torch.log,
-        "Mul": torch.mul, "Neg": torch.neg, "Pow": torch.pow, "Round": torch.round,
+        "Neg": torch.neg, "Pow": torch.pow, "Round": torch.round,
         "Sign": torch.sign, "Sinh": torch.sinh, "Tan": torch.tan, "Reciprocal": torch.reciprocal,
-        "Sin": torch.sin, "Sqrt": torch.sqrt, "Sub": torch.sub,
+        "Sin": torch.sin, "Sqrt": torch.sqrt,
+    }.items()},
+    **{("", op): _wrapping(function) for op, function in {
+        "Add": torch.add, "BitwiseAnd": torch.bitwise_and, "BitwiseNot": torch.bitwise_not,
+        "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor, "Mul": torch.mul,
+        "Sub": torch.sub,
     }.items()},
     **{("", op): _comparison(function) for op, function in {
         "Equal": torch.eq, "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Less": torch.lt,
@@ -327,24 +596,46 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     **{("", op): _extreme(f) for op, f in {"Max": torch.maximum, "Min": torch.minimum}.items()},
     **{("", op): _reduction(function) for op, function in {
         "ReduceMax": torch.amax, "ReduceMean": torch.mean, "ReduceMin": torch.amin,
-        "ReduceSum": torch.sum,
+        "ReduceSum": torch.sum, "ReduceL1": partial(_norm, 1), "ReduceL2": partial(_norm, 2),
+        "ReduceLogSumExp": torch.logsumexp,
     }.items()},
     **{("", op): _reshape for op in sorted(RESHAPING)},
+    ("", "ArgMax"): _extreme_index(torch.argmax),
+    ("", "ArgMin"): _extreme_index(torch.argmin),
+    ("", "AveragePool"): _average_pool,
     ("", "BatchNormalization"): _batch_normalization,
+    ("", "BitShift"): _shift,
     ("", "Cast"): _cast,
     ("", "Clip"): _clip,
     ("", "Concat"): _concat,
+    ("", "CumSum"): _running_sum,
+    ("", "Elu"): _activation("alpha", function=_ATEN.elu.out),
     ("", "Expand"): _expand,
     ("", "Gather"): _gather,
+    ("", "GatherND"): _gather_rows,
     ("", "Gemm"): _gemm,
     ("", "GlobalAveragePool"): _mean_of_places,
+    ("", "GroupNormalization"): _group,
+    ("", "HardSigmoid"): _hard_sigmoid,
+    ("", "HardSwish"): _activation(function=_ATEN.hardswish.out),
+    ("", "InstanceNormalization"): _group,
+    ("", "IsNaN"): _is_nan,
+    ("", "LeakyRelu"): _activation("alpha", function=_ATEN.leaky_relu.out),
     ("", "MatMul"): _matmul,
     ("", "MaxPool"): _max_pool,
+    ("", "Mish"): _activation(function=_ATEN.mish.out),
+    ("", "Pad"): _pad,
+    ("", "RMSNormalization"): _root_mean_square,
     ("", "Relu"): _relu,
+    ("", "Selu"): _activation("alpha", "gamma", function=_ATEN.elu.out),
     ("", "Slice"): _slice,
     ("", "Split"): _split,
+    ("", "TopK"): _top,
     ("", "Transpose"): _transpose,
+    ("", "Trilu"): _triangle,
     ("", "Where"): _where,
+    ("stitch", "BatchNormalizationGradient"): _batch_gradient,
+    ("stitch", "MaxPoolGradient"): _max_pool_gradient,
     ("stitch", "Window"): _window,
 }  # fmt: skip
 #: Operators whose result may lie in an operand's place.
@@ -388,8 +679,8 @@ def views_of(
         parts: Sequence[torch.Tensor] = torch.split(x, [shape[axis] for shape in shapes], axis)
         return parts
     if operation.op == "Slice":
-        part = _sliced(x, known)
-        return None if part is None else (part,)
+        cut = _cut(x, known)
+        return (x[cut],) if cut is not None and all(part.step > 0 for part in cut) else None
     with suppress(RuntimeError):
         return (x.view(shapes[0]),) if len(shapes) == 1 else None
     return None
