@@ -247,3 +247,31 @@ def test_other_machines_in_memory_of_pytorch_copy_as_before() -> None:
     with stitch.open_device("tiny", executor="torch:cpu") as device:
         program = device.load(stitch.compile(b.build(), target="tiny"))
         np.testing.assert_array_equal(program(numbers()).numpy(), -numbers())
+
+
+def test_a_training_keeps_its_state_on_the_device() -> None:
+    def losses(machine: str, executor: str, *, is_lent: bool) -> tuple[list[float], list[int]]:
+        random = np.random.default_rng(0)
+        b = ComputationGraphBuilder("net")
+        x = b.input("x", (4, 8), "float32")
+        weight = b.parameter("weight", random.standard_normal((2, 8)).astype(np.float32))
+        b.output("y", b.linear(x, weight))
+        loss, optimizer = stitch.losses.MSELoss(), stitch.AdamW(lr=0.05)
+        model = stitch.compile(b.build(), target="cuda", optimizer=optimizer, loss=loss)
+        assert model.training is not None
+        given, wanted = numbers() / 16, np.ones((4, 2), np.float32)
+        with stitch.open_device(machine, executor=executor) as device:
+            batch: Any = device.tensor(given, borrow=True) if is_lent else given.numpy()
+            with model.training.start(device) as instance:
+                found, copies = list[float](), list[int]()
+                for _ in range(6):
+                    found += instance.step([(batch, wanted)])
+                    copies.append(device.account().total.copies)
+        return found, copies
+
+    expected, _ = losses("cuda", "numpy", is_lent=False)
+    for is_lent in (False, True):
+        found, copies = losses("torch:cpu", "numpy", is_lent=is_lent)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        # A step copies the batch and its label, and no state.
+        assert copies[-1] - copies[-2] == 2 and copies[-2] - copies[-3] == 2

@@ -33,10 +33,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(16, os.cpu_count() or 1)))
 
-from command_line import exit_code_for, from_one, several_from_one  # noqa: E402
+from command_line import above_zero, exit_code_for, from_one, several_from_one  # noqa: E402
 
-#: Suites with the seconds that each may take on a card: 232 in all, and the start of processes.
-SUITES = {"chains": 70, "networks": 70, "operations": 20, "nests": 50, "training": 22}
+#: Suites with their parts of the time, and seconds in all on a card.
+SUITES = {"chains": 65, "networks": 65, "operations": 15, "nests": 50, "training": 25}
+SECONDS, LOADING_SECONDS = 230.0, 12
+#: How the notes of rows begin that have no result, or a wrong one.
+BAD = ("failed", "wrong")
 #: Programs in a chain; batches of the networks.
 COUNTS, BATCHES = (2, 8, 64), (1, 8)
 NETWORKS = "BERT,GPT,ResNet"
@@ -84,49 +87,63 @@ def in_this_process(suites: list[str], options: argparse.Namespace) -> dict[str,
 
     is_card = options.device != "torch:cpu"
     bench = Bench(
-        options.device, None, options.rounds, goals_of=is_card and not options.small,
-        peers=options.compile,
+        options.device, options.seconds, options.rounds,
+        goals_of=is_card and not options.small, peers=options.compile,
     )  # fmt: skip
+    if options.quiet and options.out is not None:
+        # Its time may end at any moment.
+        bench.changed = lambda bench: write(options.out, as_data(bench))
     if not is_card:
         torch.set_num_threads(1)
     for suite in suites:
-        bench.seconds = SUITES[suite] if is_card else None
         try:
             run_suite(bench, suite, options)
         except OutOfTime:
-            bench.note("", "", f"out of time: the rest of {suite} was not measured")
+            bench.note("", "", f"failed: out of time, the rest of {suite} was not measured")
         except Exception as error:  # One suite must not end the others.
             bench.note("", "", f"failed: {type(error).__name__}: {first_line(error)}")
     return as_data(bench)
 
 
 def in_processes(suites: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Measure each suite in a process of its own."""
+    """Measure each suite in a process of its own, which has its share of the time that is left."""
     whole: dict[str, Any] = {"rows": [], "goals": []}
-    for suite in suites:
+    until = time.monotonic() + options.seconds
+    for number, suite in enumerate(suites):
+        share = SUITES[suite] / sum(SUITES[each] for each in suites[number:])
+        seconds = max(1.0, share * (until - time.monotonic()))
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "rows.json"
             words = [f"--{name}={_word(getattr(options, name))}"
                      for name in ("device", "rounds", "counts", "batches", "networks")]  # fmt: skip
             words += ["--small"] * options.small + ["--no-compile"] * (not options.compile)
-            command = [sys.executable, __file__, f"--suites={suite}", f"--out={file}", "--quiet"]
+            # To load PyTorch takes a part of it.
+            words += [f"--suites={suite}", f"--out={file}", "--quiet",
+                      f"--seconds={max(1.0, seconds - LOADING_SECONDS)}"]  # fmt: skip
             try:
                 done = subprocess.run(
-                    [*command, *words], check=False, timeout=SUITES[suite] + 25,
+                    [sys.executable, __file__, *words], check=False, timeout=seconds,
                     capture_output=True, text=True,
                 )  # fmt: skip
                 why = f"exit code {done.returncode}: {done.stderr.strip()[-300:]}"
             except subprocess.TimeoutExpired:
-                why = "it did not end in time"
+                why, done = "it did not end in time", None
             if file.exists():
                 data = json.loads(file.read_text())
                 whole["rows"] += data["rows"]
                 whole["goals"] += data["goals"]
-            else:
-                row = dict.fromkeys(("microseconds", "error"))
-                whole["rows"].append({"suite": suite, "case": "", "way": "", **row,
+            if done is None or done.returncode or not file.exists():
+                empty = dict.fromkeys(("microseconds", "error"))
+                whole["rows"].append({"suite": suite, "case": "", "way": "", **empty,
                                       "note": f"failed: {why}"})  # fmt: skip
     return whole
+
+
+def write(file: Path, data: dict[str, Any]) -> None:
+    """Replace a file as a whole."""
+    made = file.with_name(f"{file.name}.new")
+    made.write_text(json.dumps(data, indent=1))
+    made.replace(file)
 
 
 def _word(value: Any) -> str:
@@ -179,6 +196,8 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=several_from_one, default=BATCHES)
     parser.add_argument("--networks", default=NETWORKS)
     parser.add_argument("--rounds", type=from_one, default=5)
+    parser.add_argument("--seconds", type=above_zero,
+                        help=f"time for all suites; default {SECONDS:.0f} on a card")  # fmt: skip
     parser.add_argument("--small", action="store_true", help="small sizes; goals are not compared")
     parser.add_argument("--no-compile", dest="compile", action="store_false",
                         help="leave torch.compile out")  # fmt: skip
@@ -196,6 +215,8 @@ def parsed(words: list[str] | None) -> argparse.Namespace:
     if options.device != "torch:cpu" and not _is_card(options.device):
         parser.error(f"unknown device {options.device!r}: expected cuda:0 or torch:cpu")
     options.small |= options.device == "torch:cpu"
+    if options.seconds is None and options.device != "torch:cpu":
+        options.seconds = SECONDS
     return options
 
 
@@ -217,13 +238,14 @@ def main(words: list[str] | None = None) -> int:
     data = {"facts": facts_of(options.device), **data}
     data["facts"]["seconds"] = f"{time.monotonic() - began:.0f}"
     if options.out is not None:
-        made = options.out.with_name(f"{options.out.name}.new")
-        made.write_text(json.dumps(data, indent=1))
-        made.replace(options.out)
+        write(options.out, data)
     if not options.quiet:
         print(json.dumps(data) if options.json else table_of(data))
     missed = [f"{g['line']}. {g['name']}: {g['found']:.3g}, at most {g['most']:.3g}"
               for g in data["goals"] if g["is_met"] is False]  # fmt: skip
+    # A peer that fails is none of ours.
+    missed += [f"{row['suite']}, {row['case']}: {row['note']}" for row in data["rows"]
+               if not row["way"].startswith("torch") and row["note"].startswith(BAD)]  # fmt: skip
     return exit_code_for(missed if options.check else (), check=options.check)
 
 

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 import stitch
-from stitch.errors import StitchError
 
 #: Computes once on tensors of the device; what it returns may not be ready yet.
 Run = Callable[[], Any]
 #: What the driver is asked for by a pass, as the profiler of PyTorch names it.
 LAUNCHES = ("cudaGraphLaunch", "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel",
             "cuLaunchKernelEx", "cudaMemcpyAsync", "cudaMemsetAsync")  # fmt: skip
+#: Memory of the card that the device takes.
+ARENA = "16GiB"
 #: Relative error of results of single precision that ways may differ by.
 TOLERANCE = 1e-3
 
@@ -70,6 +71,7 @@ class Bench:
         rounds: Rounds of each way.
         goals_of: Whether goals are compared: they are those of a card, at full size.
         peers: Whether torch.compile is measured too, which takes minutes.
+        changed: Called after each row and goal.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Bench:
     rounds: int
     goals_of: bool
     peers: bool
+    changed: Callable[[Bench], object] = lambda _: None
     suite: str = ""
     rows: list[Row] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
@@ -105,14 +108,24 @@ class Bench:
 
     @contextmanager
     def device(self, **options: Any) -> Iterator[Any]:
-        """The device, open within the block; nothing of it is left afterwards."""
-        try:
-            with stitch.open_device(self.name, **options) as device:
-                yield device
-        finally:
+        """The device, open within the block."""
+        if self.is_card:
+            # Of the one before: what its caller held is gone now.
             gc.collect()
-            if self.is_card:
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
+            options.setdefault("max_memory", ARENA)
+        with stitch.open_device(self.name, **options) as device:
+            yield device
+
+    @contextmanager
+    def guarded(self, case: str) -> Iterator[None]:
+        """Within the block, what fails is a row, and the next case goes on."""
+        try:
+            yield
+        except OutOfTime:
+            raise
+        except Exception as problem:
+            self.note(case, "stitch", f"failed: {type(problem).__name__}: {first_line(problem)}")
 
     def tensor(self, array: Any) -> Any:
         """A tensor of PyTorch there."""
@@ -139,21 +152,26 @@ class Bench:
                 run = make()
                 error = None if expected is None else relative_error(run(), expected)
                 spent = self._spent(run)
-        except (StitchError, RuntimeError, ValueError, TypeError, ImportError) as problem:
+        except OutOfTime:
+            raise
+        except Exception as problem:  # Whatever torch.compile, or a driver, raises.
             self.note(case, way, f"failed: {type(problem).__name__}: {first_line(problem)}")
             return None
         is_right = error is None or error <= tolerance
         note = "" if is_right else f"wrong: expected an error of at most {tolerance:.0e}"
         self.rows.append(Row(self.suite, case, way, spent, error, note))
+        self.changed(self)
         return spent if is_right else None
 
     def note(self, case: str, way: str, text: str, error: float | None = None) -> None:
         """Add a row without a time."""
         self.rows.append(Row(self.suite, case, way, None, error, text))
+        self.changed(self)
 
     def goal(self, line: str, name: str, found: float | None, most: float) -> None:
         """Add what a line of the issue asks for."""
         self.goals.append(Goal(line, name, found if self.goals_of else None, most))
+        self.changed(self)
 
     def ratio(
         self, line: str, name: str, ours: float | None, theirs: float | None, most: float,

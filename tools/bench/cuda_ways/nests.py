@@ -198,6 +198,10 @@ def _peers_on(bench: Bench) -> Iterator[None]:
 
 def measured(bench: Bench, *, small: bool) -> None:
     """Measure all of them, those with the least time first."""
-    cases(bench, small=small)
-    flash(bench, 32 if small else 4096, 8 if small else 64)
-    lstms(bench, SMALL_LSTMS if small else LSTMS)
+    with bench.guarded("nests in float32"):
+        cases(bench, small=small)
+    with bench.guarded("attention as a fold"):
+        flash(bench, 32 if small else 4096, 8 if small else 64)
+    for sizes in SMALL_LSTMS if small else LSTMS[::-1]:
+        with bench.guarded(f"LSTM {sizes}"):
+            lstms(bench, (sizes,))

@@ -120,7 +120,7 @@ def ours(bench: Bench, case: str, binaries: Sequence[Any], x: Any, expected: Any
         seen = found["launches"]
         bench.note(
             case, "stitch, counts",
-            f"{counts.graphs_captured} graphs captured, {counts.graphs_failed} failed; "
+            f"{counts.graphs_captured} graphs, {counts.graphs_failed} not captured; "
             f"{'unknown' if seen is None else seen} launches a pass; by way of the host: "
             f"{', '.join(by_host) or 'nothing'}",
         )  # fmt: skip
@@ -137,50 +137,58 @@ def chains(bench: Bench, counts: Sequence[int], rows: int, width: int) -> None:
     """Chains of so many programs, of one product each."""
     for count in counts:
         case = f"chain of {count}, {rows}x{width}"
-        parts, x = layered(count, rows, width)
-        binaries = [
-            stitch.compile(graph_of(part, f"part{i}", x), target="cuda").binary
-            for i, part in enumerate(parts)
-        ]
-        expected = by_numpy(binaries, x)
-        mine = ours(bench, case, binaries, x, expected)
-        theirs = peers(bench, case, parts, x, expected, (COMPILED, REDUCED))
-        replay = mine.get("replay")
+        with bench.guarded(case):
+            _chain(bench, case, count, rows, width)
+
+
+def _chain(bench: Bench, case: str, count: int, rows: int, width: int) -> None:
+    parts, x = layered(count, rows, width)
+    binaries = [
+        stitch.compile(graph_of(part, f"part{i}", x), target="cuda").binary
+        for i, part in enumerate(parts)
+    ]
+    expected = by_numpy(binaries, x)
+    mine = ours(bench, case, binaries, x, expected)
+    theirs = peers(bench, case, parts, x, expected, (COMPILED, REDUCED))
+    bench.ratio(
+        "1", f"{case}: (pipe(tensor) - 6 us) / its graph", mine[OURS], mine.get("replay"),
+        REPLAY_GOAL, CALL_MICROSECONDS,
+    )  # fmt: skip
+    bench.goal("1", f"{case}: launches a pass", mine["launches"], LAUNCHES_GOAL)
+    if count in LONG:
+        bench.ratio("1", f"{case}: / eager", mine[OURS], theirs[EAGER], EAGER_GOAL)
         bench.ratio(
-            "1", f"{case}: (pipe(tensor) - 6 us) / its graph", mine[OURS], replay, REPLAY_GOAL,
-            CALL_MICROSECONDS,
-        )  # fmt: skip
-        bench.goal("1", f"{case}: launches a pass", mine["launches"], LAUNCHES_GOAL)
-        if count in LONG:
-            bench.ratio("1", f"{case}: / eager", mine[OURS], theirs[EAGER], EAGER_GOAL)
-            bench.ratio(
-                "1", f"{case}: / torch.compile", mine[OURS], theirs.get(COMPILED), COMPILED_GOAL
-            )
+            "1", f"{case}: / torch.compile", mine[OURS], theirs.get(COMPILED), COMPILED_GOAL
+        )
 
 
 def networks(bench: Bench, names: Sequence[str], batches: Sequence[int], sizes: Sizes) -> None:
-    """Networks in six files."""
+    """Networks in six files; of the first batch their errors, and torch.compile, are measured."""
     for batch in batches:
         for name in names:
-            case = f"{name}, 6 files, batch {batch}"
-            parts, x = network(name, sizes, batch)
-            with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-                files, y = list[Path](), x
-                for i, part in enumerate(parts):
-                    files.append(Path(folder) / f"{name}{i}.ttb")
-                    stitch.compile(graph_of(part, f"{name}{i}", y), target="cuda").save(files[-1])
-                    y = part(y)
-                # Of the first batch by the executor numpy, of others by PyTorch: seconds.
-                expected = by_numpy(files, x) if batch == batches[0] else y.numpy()
-                mine = ours(bench, case, files, x, expected)
-            theirs = peers(bench, case, parts, x, expected, (REDUCED,))
-            bench.ratio("2", f"{case}: / by hand", mine[OURS], theirs[BY_HAND], BY_HAND_GOAL)
-            bench.ratio(
-                "2", f"{case}: / reduce-overhead", mine[OURS], theirs.get(REDUCED), REDUCED_GOAL
-            )
-            bench.goal("2", f"{case}: passes with copies", mine["copies"], 0)
-            if batch == batches[0]:
-                bench.goal("3", f"{case}: float32 error", mine["error"], ERROR_GOAL)
+            with bench.guarded(case := f"{name}, 6 files, batch {batch}"):
+                _network(bench, case, network(name, sizes, batch), is_first=batch == batches[0])
+
+
+def _network(bench: Bench, case: str, made: tuple[list[Any], Any], *, is_first: bool) -> None:
+    parts, x = made
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        files, y = list[Path](), x
+        for i, part in enumerate(parts):
+            files.append(Path(folder) / f"part{i}.ttb")
+            stitch.compile(graph_of(part, f"part{i}", y), target="cuda").save(files[-1])
+            y = part(y)
+        # By the executor numpy, which takes seconds, or by PyTorch.
+        expected = by_numpy(files, x) if is_first else y.numpy()
+        mine = ours(bench, case, files, x, expected)
+    theirs = peers(bench, case, parts, x, expected, (REDUCED,) if is_first else ())
+    bench.ratio("2", f"{case}: / by hand", mine[OURS], theirs[BY_HAND], BY_HAND_GOAL)
+    bench.goal("2", f"{case}: passes with copies", mine["copies"], 0)
+    if is_first:
+        bench.ratio(
+            "2", f"{case}: / reduce-overhead", mine[OURS], theirs.get(REDUCED), REDUCED_GOAL
+        )
+        bench.goal("3", f"{case}: float32 error", mine["error"], ERROR_GOAL)
 
 
 def operations(bench: Bench, draws: int) -> None:
