@@ -83,6 +83,16 @@ def test_a_graph_is_cut_where_torch_computes_and_nothing_is_copied() -> None:
     assert copies() == before
 
 
+def test_strided_arguments_are_copied_and_the_copies_live_until_they_are_read() -> None:
+    def function(x: Any) -> Any:
+        return (x * 2 + 1).relu().sum(0) + x.exp()[0]
+
+    compiled = torch.compile(function, backend="stitch", options=OPTIONS)
+    for turn in range(4):
+        strided = (X + turn).t().contiguous().t()
+        torch.testing.assert_close(compiled(strided), function(strided))
+
+
 def test_parameters_are_given_up_with_their_module() -> None:
     module = net()
     compiled = torch.compile(module, backend="stitch", options=OPTIONS)

@@ -148,7 +148,7 @@ class SharedStorage:
     def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
         """The device tensor for a torch tensor, or an array of which the program gets a copy."""
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.numel() == 0:
-            return self._passed(tensor.contiguous())
+            return self._passed(tensor)
         address, storage = tensor.data_ptr(), tensor.untyped_storage()
         part = address, tuple(tensor.shape), tensor.dtype
         exported = self._exported.get(storage.data_ptr()) if self._exported else None
@@ -170,9 +170,10 @@ class SharedStorage:
         return lent
 
     def _passed(self, tensor: Any) -> Tensor | Array:
-        """A dense tensor in place if it lies where the device's memory is, or as an array."""
+        """A tensor in place, or as a copy there, if it lies where the device's memory is; else as
+        an array."""
         placed = self.device.placed(tensor) if self.lends else None
-        return self.as_array(tensor) if placed is None else placed
+        return self.as_array(tensor.contiguous()) if placed is None else placed
 
     def as_array(self, tensor: Any) -> Array:
         """An array of a dense tensor, of which the program gets a copy."""
