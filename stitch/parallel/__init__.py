@@ -2,6 +2,7 @@
 
 from stitch.parallel.costs import SegmentCosts, StageCost
 from stitch.parallel.division import TensorMapping, TensorPlacement, replicated
+from stitch.parallel.lowering import lower
 from stitch.parallel.parallel_graph import ParallelComputationGraph, ParallelShape
 from stitch.parallel.plan_search import Candidate, ModelCompilationResult, SearchResult, optimize
 from stitch.parallel.plans import Plan, plan_seconds
@@ -9,6 +10,6 @@ from stitch.parallel.simulated_steps import simulate_plan
 
 __all__ = [
     "Candidate", "ModelCompilationResult", "ParallelComputationGraph", "ParallelShape", "Plan",
-    "SearchResult", "SegmentCosts", "StageCost", "TensorMapping", "TensorPlacement", "optimize",
-    "plan_seconds", "replicated", "simulate_plan",
+    "SearchResult", "SegmentCosts", "StageCost", "TensorMapping", "TensorPlacement", "lower",
+    "optimize", "plan_seconds", "replicated", "simulate_plan",
 ]  # fmt: skip

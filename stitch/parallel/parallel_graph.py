@@ -187,7 +187,7 @@ class ParallelComputationGraph:
         """Raise `CompileError` unless the results are divided as the operands make them."""
         operands = [None if v == ABSENT else self.shapes[v] for v in operation.inputs]
         results = [None if v == ABSENT else self.shapes[v] for v in operation.outputs]
-        if _is_parallel(operation):
+        if is_parallel(operation):
             (source,), (result,) = operands, results
             assert source is not None
             if source.after(operation) != result:
@@ -274,7 +274,7 @@ class ParallelComputationGraph:
         self, builder: ComputationGraphBuilder, operation: Operation, tensors: Mapping[int, Any]
     ) -> Sequence[Any]:
         """Write an operation for all shards; return its results."""
-        if _is_parallel(operation):
+        if is_parallel(operation):
             (source,), (result,) = operation.inputs, operation.outputs
             tensor = tensors[source]
             if self.shapes[source].count == 1:
@@ -384,5 +384,6 @@ class ParallelComputationGraph:
             return ParallelComputationGraph(graph, tuple(shapes))
 
 
-def _is_parallel(operation: Operation) -> bool:
+def is_parallel(operation: Operation) -> bool:
+    """Return whether an operation is one of the four parallel operators."""
     return operation.domain == "stitch" and operation.op in PARALLEL_OPERATORS

@@ -10,9 +10,16 @@ import numpy as np
 import pytest
 
 from stitch.compiler import differentiate
-from stitch.errors import CompileError, FormatError
+from stitch.errors import CompileError, FormatError, UsageError
 from stitch.graph import ComputationGraph
-from stitch.parallel import ParallelComputationGraph, ParallelShape, replicated
+from stitch.mesh import MachineSpecification, open_mesh
+from stitch.parallel import (
+    ParallelComputationGraph,
+    ParallelShape,
+    TensorPlacement,
+    lower,
+    replicated,
+)
 from stitch.program import (
     Array,
     DataType,
@@ -20,6 +27,7 @@ from stitch.program import (
     InputSlot,
     Operation,
     OutputSlot,
+    Space,
     Value,
     ValueType,
 )
@@ -158,3 +166,37 @@ def test_degrees_that_do_not_divide_and_operands_of_other_counts_are_refused() -
         ParallelComputationGraph(bare, tuple(shapes))
     assert caught.value.where == "operation 2 (MatMul) of parallel graph 'bare'"
     assert "Replicate" in str(caught.value.remedy)
+
+
+def placed(graph: ParallelComputationGraph, devices: int) -> dict[str, TensorPlacement]:
+    """Shard i of each value on device i, counted around."""
+    return {
+        value.name: TensorPlacement(
+            tuple([f"device{i % devices}" for i in range(shape.count)]), Space.DRAM
+        )
+        for value, shape in zip(graph.graph.values, graph.shapes, strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", ["two", "mlp", "embedding", "attention"])
+def test_a_lowered_graph_computes_on_two_devices_what_one_computes(name: str) -> None:
+    graph = two_products() if name == "two" else replicated(MODELS[name](), 2)
+    specification = MachineSpecification.of(2, "tiny")
+    tasks = lower(graph, placed(graph, 2), specification)
+    assert set(tasks.table().devices) == {"device0", "device1"}
+    feeds = drawn(graph.graph)
+    with open_mesh(specification) as mesh:
+        result = mesh.prepare(tasks)(**feeds)
+        array = np.asarray(result.numpy())
+    expected = evaluate_graph(graph.stacked(), feeds)["y"]
+    np.testing.assert_allclose(array, expected, rtol=2e-5, atol=1e-6)
+
+
+def test_a_value_without_its_devices_is_one_error() -> None:
+    graph, two = two_products(), MachineSpecification.of(2, "tiny")
+    mapping = placed(graph, 2)
+    short = {**mapping, "h": TensorPlacement(("device0",), Space.DRAM)}
+    unknown = {**mapping, "y": TensorPlacement(("device7",), Space.DRAM)}
+    for wrong, message in ((short, "'h' .* is not placed"), (unknown, "no device 'device7'")):
+        with pytest.raises(UsageError, match=message):
+            lower(graph, wrong, two)
