@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from stitch.compiler import cut_names
 from stitch.errors import UsageError
@@ -63,6 +63,10 @@ class StageCost:
     update: float
 
 
+#: A memory space, and bytes per bank.
+_Room: TypeAlias = tuple[Space, int]
+
+
 class _Seconds(NamedTuple):
     """The seconds of a segment on a machine."""
 
@@ -70,6 +74,8 @@ class _Seconds(NamedTuple):
     backward: float
     accumulation: float
     update: float
+    #: What backward takes longer if it recomputes everything.
+    recomputed: float
     #: What each program takes beside its operations.
     launch: float
 
@@ -101,7 +107,8 @@ class SegmentCosts:
         self.graph = stage_graph(model, options)
         #: Where each segment but the last ends.
         self.cuts = cut_names(self.graph, MAX_SEGMENTS)
-        self.staged: StagedGraphs = stages_of(model, loss, optimizer, options, self.cuts)
+        saving = replace(options, recompute="none")
+        self.staged: StagedGraphs = stages_of(model, loss, optimizer, saving, self.cuts)
         segments = self.staged.stages
         self.count = len(segments)
         #: Values that backward passes read, which are in the home space.
@@ -145,6 +152,8 @@ class SegmentCosts:
         forward, backward, accumulation = (
             max(seconds(field, each) for each in parts) for field in range(3)
         )
+        if self.recompute == "all":
+            backward += max(sum(part.recomputed for part in each) for each in parts)
         own_sum, update = seconds(2, parts[0]), seconds(3, parts[0])
         passed = self.passed[first, end]
         links = list(zip(before, devices, strict=True)) if before else []
@@ -231,10 +240,10 @@ class SegmentCosts:
         empty = replace(segment.forward, operations=(), outputs=())
         launch = self.graph_seconds(empty, machine, inside)
         loss = seconds(segment.loss) + launch if segment.loss else 0.0
+        forward = seconds(segment.forward)
         return _Seconds(
-            seconds(segment.forward) + loss, seconds(segment.backward),
-            seconds(segment.accumulation), seconds(segment.squares) + seconds(segment.update),
-            launch,
+            forward + loss, seconds(segment.backward), seconds(segment.accumulation),
+            seconds(segment.squares) + seconds(segment.update), forward, launch,
         )  # fmt: skip
 
     # -- what passes between stages ----------------------------------------------------------------
@@ -299,14 +308,14 @@ class SegmentCosts:
         found: dict[tuple[int, int], tuple[dict[Space, int], ...]] = {}
         sizes: dict[tuple[ValueType, Space], int] = {}
 
-        def size(name: str, kind: ValueType) -> tuple[Space, int]:
+        def size(name: str, kind: ValueType) -> _Room:
             space = self.spaces.get(name, home)
             if (kind, space) not in sizes:
                 desc = TensorDesc(kind.shape, Layout(kind.data_type, space))
                 sizes[kind, space] = room_per_bank(desc, machine.shape)
             return space, sizes[kind, space]
 
-        def total(*groups: Mapping[str, tuple[Space, int]]) -> dict[Space, int]:
+        def total(*groups: Mapping[str, _Room]) -> dict[Space, int]:
             sums = dict.fromkeys(machine.shape.spaces, 0)
             for group in groups:
                 for space, nbytes in group.values():
@@ -325,16 +334,32 @@ class SegmentCosts:
             total({name: size(name, kind) for name, kind in _passing(segment).items()})
             for segment in self.staged.stages
         ]
+        batch = {slot.name for slot in self.graph.inputs if slot.kind not in KEPT_KINDS}
+
+        def entering_at(segment: Stage[ComputationGraph], first: int) -> dict[str, _Room]:
+            """Return what a segment reads from before a stage that begins at `first`."""
+            kinds = _types(segment.forward)
+            names = {v.slot for v in segment.arriving if v.source < first}
+            return {n: size(n, kinds[n]) for n in kinds if n in names or n in batch}
+
         for first in range(self.count):
-            kept: dict[str, tuple[Space, int]] = {}
-            waiting: dict[str, tuple[Space, int]] = {}
+            entering: dict[str, _Room] = {}
+            kept: dict[str, _Room] = {}
+            waiting: dict[str, _Room] = {}
             most = dict.fromkeys(machine.shape.spaces, 0)
             for index in range(first, self.count):
                 kept |= persistent[index]
                 waiting |= saved[index]
+                entering |= entering_at(self.staged.stages[index], first)
                 most = {space: max(n, passing[index][space]) for space, n in most.items()}
                 needed = {space: n + most[space] for space, n in total(kept).items()}
-                found[first, index + 1] = needed, total(waiting)
+                if self.recompute != "all":
+                    found[first, index + 1] = needed, total(waiting)
+                    continue
+                # Micro-batches save what enters the stage; what one of them recomputes is beside.
+                again = total(waiting)
+                needed = {space: n + again[space] for space, n in needed.items()}
+                found[first, index + 1] = needed, total(entering)
         return found
 
 

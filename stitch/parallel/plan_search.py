@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args, overload
+from typing import Any, overload
 
 import numpy as np
 
 from stitch.argument_kinds import instance_of, takes, with_method
-from stitch.compiler import Recompute
 from stitch.errors import OutOfMemoryError, UsageError
 from stitch.graph import ComputationGraph
 from stitch.html_table import html_table
@@ -199,7 +198,7 @@ def _search(
     count = len(specification.devices)
     asked = config.options
     steps = asked.accumulation_steps if asked.accumulation_steps > 1 else count
-    kinds: Sequence[str] = get_args(Recompute) if asked.recompute == "none" else (asked.recompute,)
+    kinds = ("none", "all") if asked.recompute == "none" else (asked.recompute,)
     candidates: list[Candidate] = []
     best: Plan | None = None
     searched: list[SegmentCosts] = []

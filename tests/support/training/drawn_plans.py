@@ -85,7 +85,7 @@ def all_seconds(case: Case) -> Iterator[float]:
     """Yield the seconds of each plan that fits: all recomputations, replicas, cuts, schedules."""
     names = list(case.specification.devices)
     steps = case.options.accumulation_steps
-    for recompute in ("none", "cheap", "all"):
+    for recompute in ("none", "all"):
         costs = case.costs(recompute)
         for replicas in range(1, len(names) + 1):
             if steps % replicas:
