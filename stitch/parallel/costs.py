@@ -117,7 +117,7 @@ class SegmentCosts:
             for slot in segment.backward.inputs if not slot.name.endswith(".grad")
         }  # fmt: skip
         self._homes = {p.name: k for k, each in enumerate(segments) for p in each.parameters}
-        self._seconds: dict[Machine, list[_Seconds]] = {}
+        self._seconds: dict[tuple[Machine, Space], list[_Seconds]] = {}
         self._memory: dict[Machine, dict[tuple[int, int], tuple[dict[Space, int], ...]]] = {}
         self._moves: dict[tuple[str, str, int], float] = {}
         self._costs: dict[tuple[object, ...], StageCost] = {}
@@ -153,7 +153,7 @@ class SegmentCosts:
             max(seconds(field, each) for each in parts) for field in range(3)
         )
         if self.recompute == "all":
-            backward += max(sum(part.recomputed for part in each) for each in parts)
+            backward = max(self._recomputing(first, end, machine) for machine in machines)
         own_sum, update = seconds(2, parts[0]), seconds(3, parts[0])
         passed = self.passed[first, end]
         links = list(zip(before, devices, strict=True)) if before else []
@@ -167,6 +167,14 @@ class SegmentCosts:
             + max((self._moved(devices[0], d, passed.gradients) for d in others), default=0.0)
             + max((self._moved(a, b, passed.copies) for a, b in links[:1]), default=0.0),
         )  # fmt: skip
+
+    def _recomputing(self, first: int, end: int, machine: Machine) -> float:
+        """Return the seconds of a backward pass that computes all values of the stage again."""
+        space = choose_scratch(
+            self.recomputed_nbytes[first, end], machine.shape, l1_slots_per_bank=0
+        ).space
+        parts = self._in_space(machine, space)[first:end]
+        return sum(part.recomputed + part.backward for part in parts) + parts[0].launch
 
     # -- seconds -----------------------------------------------------------------------------------
 
@@ -214,19 +222,22 @@ class SegmentCosts:
         return seconds
 
     def _on(self, machine: Machine) -> list[_Seconds]:
-        """Return the seconds of each segment on a machine."""
-        if machine not in self._seconds:
-            home = home_space(machine)
-            whole = PlacedSlots(self.graph, machine.shape, home)
-            near = choose_scratch(whole.scratch_nbytes, machine.shape, l1_slots_per_bank=0).space
-            self._seconds[machine] = [
+        """Return the seconds of each segment with values between segments where scratch is."""
+        whole = PlacedSlots(self.graph, machine.shape, home_space(machine))
+        scratch = choose_scratch(whole.scratch_nbytes, machine.shape, l1_slots_per_bank=0)
+        return self._in_space(machine, scratch.space)
+
+    def _in_space(self, machine: Machine, near: Space) -> list[_Seconds]:
+        if (machine, near) not in self._seconds:
+            self._seconds[machine, near] = [
                 self._segment(segment, machine, near) for segment in self.staged.stages
             ]
-        return self._seconds[machine]
+        return self._seconds[machine, near]
 
     def _segment(self, segment: Stage[ComputationGraph], machine: Machine, near: Space) -> _Seconds:
         gradients = {parameter.gradient for parameter in self.staged.parameters}
-        kept = self._read_back | gradients | {
+        saved = set[str]() if self.recompute == "all" else self._read_back
+        kept = saved | gradients | {
             slot.name for slot in segment.forward.inputs if slot.kind is not InputKind.ACTIVATION
         }  # fmt: skip
         slots = [*_types(segment.forward), *(_types(segment.backward) if segment.backward else ())]
@@ -279,6 +290,18 @@ class SegmentCosts:
                 found[first, index + 1] = _Passed(*[
                     tuple(sizes.values()) for sizes in (arriving, returning, gradients, copies)
                 ])  # fmt: skip
+        return found
+
+    @cached_property
+    def recomputed_nbytes(self) -> Mapping[tuple[int, int], int]:
+        """The bytes of the values that a backward pass of each interval computes again."""
+        found = {}
+        for first in range(self.count):
+            sizes: dict[str, int] = {}
+            for index in range(first, self.count):
+                kinds = _saved(self.staged.stages[index])
+                sizes |= {n.removeprefix(_SAVED): kind.nbytes for n, kind in kinds.items()}
+                found[first, index + 1] = sum(sizes.values())
         return found
 
     # -- memory ------------------------------------------------------------------------------------
