@@ -185,11 +185,12 @@ class SegmentCosts:
         )
 
     def graph_seconds(
-        self, graph: ComputationGraph, machine: Machine, spaces: Mapping[str, Space]
-    ) -> float:
+        self, graph: ComputationGraph, machine: Machine, spaces: Mapping[str, Space],
+        scratch_space: Space | None = None,
+    ) -> float:  # fmt: skip
         """Return the seconds of a graph with slots in these spaces, else in the home space."""
         slots = PlacedSlots(graph, machine.shape, home_space(machine))
-        return self.program(machine, slots.placed(spaces, graph.operations))
+        return self.program(machine, slots.placed(spaces, graph.operations, scratch_space))
 
     def movement(self, source: str, target: str, nbytes: int) -> float:
         """Return the seconds of a value between devices, infinite without a link.
@@ -246,10 +247,10 @@ class SegmentCosts:
         def seconds(graph: ComputationGraph | None) -> float:
             if graph is None:
                 return 0.0
-            return max(0.0, self.graph_seconds(graph, machine, inside) - launch)
+            return max(0.0, self.graph_seconds(graph, machine, inside, near) - launch)
 
         empty = replace(segment.forward, operations=(), outputs=())
-        launch = self.graph_seconds(empty, machine, inside)
+        launch = self.graph_seconds(empty, machine, inside, near)
         loss = seconds(segment.loss) + launch if segment.loss else 0.0
         forward = seconds(segment.forward)
         return _Seconds(

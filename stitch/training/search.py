@@ -100,10 +100,11 @@ class PlacedSlots:
         return tuple(self.graph.operations[at] for at in sorted(positions))
 
     def placed(
-        self, spaces: Mapping[str, Space], operations: tuple[Operation, ...]
-    ) -> OperationList:
+        self, spaces: Mapping[str, Space], operations: tuple[Operation, ...],
+        scratch_space: Space | None = None,
+    ) -> OperationList:  # fmt: skip
         """Return operations of the graph with slots in the given spaces, else in the default
-        space."""
+        space, and intermediate values in `scratch_space`, by default where the compiler has it."""
         graph, homes = self.graph, dict.fromkeys(self.graph.placed_values(), self._home)
         in_l1 = 0
         for name in self.slots.keys() & spaces.keys():
@@ -113,9 +114,11 @@ class PlacedSlots:
                     kind = graph.values[value].type
                     desc = TensorDesc(kind.shape, Layout(kind.data_type, Space.L1))
                     in_l1 += room_per_bank(desc, self._machine)
-        scratch = choose_scratch(self.scratch_nbytes, self._machine, l1_slots_per_bank=in_l1)
+        if scratch_space is None:
+            chosen = choose_scratch(self.scratch_nbytes, self._machine, l1_slots_per_bank=in_l1)
+            scratch_space = chosen.space
         values = tuple(
-            replace(value, layout=Layout(value.type.data_type, homes.get(index, scratch.space)))
+            replace(value, layout=Layout(value.type.data_type, homes.get(index, scratch_space)))
             for index, value in enumerate(graph.values)
         )
         return OperationList(

@@ -134,7 +134,9 @@ def large(name: str) -> ComputationGraph:
 @pytest.mark.parametrize(("name", "devices"), CHOSEN)
 def test_what_is_chosen(name: str, devices: int) -> None:
     specification = MachineSpecification.of(devices, "wormhole_n150")
-    config = AlgorithmConfig("search", "mse", "adam", TrainingOptions(accumulation_steps=8))
+    config = AlgorithmConfig(
+        "search", "mse", "adam", TrainingOptions(accumulation_steps=8, recompute="cheap")
+    )
     found = optimize(large(name), specification, SimulatedTime(), config)
     chosen = found.solution
     assert (chosen.replicas, len(chosen.cuts) + 1, chosen.schedule) == CHOSEN[name, devices]
