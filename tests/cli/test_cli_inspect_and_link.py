@@ -44,6 +44,15 @@ def test_sections_choose_what_is_shown(cli: Cli) -> None:
     assert "MatMul" in everything and "input  x" in everything and "l1:" in everything
 
 
+def test_operators_by_way_of_the_host_are_listed_before_a_run(cli: Cli, here: Path) -> None:
+    said = "operators that --executor=cuda computes by way of the host: "
+    assert said + "none\n" in cli("inspect", "a.ttb", "--executor=cuda").out
+    # Sums of int32 and bool: of numbers that are no floating-point ones NumPy's kernels know more.
+    found = json.loads(cli("inspect", "types.ttb", "--executor=cuda", "--json").out)
+    assert found["programs"][0]["by_way_of_the_host"] == ["Add"]
+    assert cli("inspect", "a.ttb", "types.ttb", "--executor=cuda").code == 2
+
+
 def test_json_is_for_programs(cli: Cli, here: Path) -> None:
     found = json.loads(cli("inspect", "types.ttb", "--json", "--section=all").out)
     assert found["format_version"] == "1.1"

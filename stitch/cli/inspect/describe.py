@@ -247,6 +247,9 @@ def program_lines(described: Mapping[str, Any]) -> list[str]:
         firsts = ", ".join(str(seam["first"]) for seam in described["seams"])
         parts = counted(len(described["seams"]), "part")
         out.append(f"  linked from {parts}, which begin at operations {firsts}")
+    if "by_way_of_the_host" in described:
+        listed = ", ".join(described["by_way_of_the_host"]) or "none"
+        out.append(f"  operators that --executor=cuda computes by way of the host: {listed}")
     if "memory" in described:
         out += _memory_lines(described["memory"])
     for life in described.get("lives", ()):

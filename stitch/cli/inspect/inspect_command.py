@@ -42,6 +42,7 @@ from stitch.linker import LinkReport, Wire, check_link
 from stitch.machine import Machine
 from stitch.planner import Plan, check_plan
 from stitch.report import Budget, CopyLine, counted, plan_peaks, read_record
+from stitch.runtime import make_executor
 
 # `stitch-inspect a.ttb b.ttb`: the cost of stitching, and advice.
 
@@ -165,6 +166,9 @@ def command() -> Command:
         ("--section", {"action": "append", "choices": (*SECTIONS, "all"),
                        "help": "a section of each program to print; may be repeated "
                        "(default: inputs, outputs, memory)"}),
+        ("--executor", {"choices": ("cuda",),
+                        "help": "list the operators that it computes by way of the host (needs "
+                        "torch, no card)"}),
         ("--verify", {"choices": ("metadata", "full"), "default": "metadata",
                       "help": "full: also read the constants and check their checksums"}),
         FUNCTION_OPTION,
@@ -207,6 +211,8 @@ def _inspect(options: argparse.Namespace) -> int:
         if options.wire or options.device or options.function:
             raise UsageError("--wire, --device and --function are for several modules")
         return _show(options)
+    if options.executor is not None:
+        raise UsageError("--executor is for one module")
     return _stitch(options)
 
 
@@ -218,6 +224,11 @@ def _show(options: argparse.Namespace) -> int:
     asked = options.section or ["inputs", "outputs", "memory"]
     sections = SECTIONS if "all" in asked else tuple(s for s in SECTIONS if s in asked)
     described = describe(binary, sizes, sections)
+    if options.executor is not None:
+        executor = make_executor("torch:cpu")
+        for program, facts in zip(binary.programs, described["programs"], strict=True):
+            if not program.is_opaque:
+                facts["by_way_of_the_host"] = list(executor.left_to_host(program, binary.machine))
     has_checksums = binary.origin is None
     if options.verify == "full" and has_checksums:
         described["verified"] = "full"

@@ -21,7 +21,7 @@ import torch
 
 from stitch.errors import StitchError, UsageError
 from stitch.linker import expanded, program_of_body, repeated_outputs
-from stitch.machine import Machine, MachineShape, SpaceShape, load_machine
+from stitch.machine import Machine, MachineShape, SpaceShape, footprint, load_machine
 from stitch.memory import SpaceBytes
 from stitch.ops import attributes_of, evaluate_operation
 from stitch.program import (
@@ -681,6 +681,24 @@ def _end(tensor: torch.Tensor) -> int:
     return int(tensor.data_ptr() + (last + 1) * tensor.itemsize)
 
 
+def _left_to_host(program: Program, machine: MachineShape) -> tuple[str, ...]:
+    """Bind a program to tensors without memory, and return the operators left to NumPy."""
+    device, found = torch.device("meta"), set[str]()
+
+    def region(nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+    whole = expanded(program)
+    inputs, outputs = (
+        tuple([region(footprint(whole.values[slot.value].desc, machine).nbytes) for slot in slots])
+        for slots in (whole.inputs, whole.outputs)
+    )
+    prepared = PreparedTensors(whole, machine, device, found)
+    scratch = whole.scratch.size_per_bank * machine.space(whole.scratch.space).banks
+    prepared.bind(inputs, outputs, region(scratch))
+    return tuple(sorted(found))
+
+
 class CudaExecutor(Executor):
     """Computes on tensors of a PyTorch device, in whose memory DRAM lies.
 
@@ -724,6 +742,9 @@ class CudaExecutor(Executor):
         self.graphs_captured += captured
         self.graphs_failed += len(errors) - captured
         return done if captured else None
+
+    def left_to_host(self, program: Program, machine: MachineShape) -> tuple[str, ...]:
+        return _left_to_host(program, machine)
 
     def finish(self) -> None:
         if self.device.type == "cuda":

@@ -263,6 +263,10 @@ class Executor(ABC):
         executor `captures`; None if there is no graph. Nothing is run."""
         return None
 
+    def left_to_host(self, program: Program, machine: MachineShape) -> tuple[str, ...]:
+        """Return the operators that are computed by way of the host, without running anything."""
+        return ()
+
     def finish(self) -> None:  # noqa: B027 (by default nothing)
         """Wait until what was launched on a device is done; raises what failed there."""
 
