@@ -2,10 +2,11 @@
  *
  * Each function returns an error, NULL if it succeeded. The caller destroys errors. Handles are
  * numbers: those that are zero, destroyed, or of another kind give STITCH_ERROR_INVALID_HANDLE,
- * and a failed call sets its outputs to zero. Functions may be called from any thread. A
- * function that returns a text copies it into `text` with a final zero, and sets `*needed`
- * (unless NULL) to the bytes that this takes; with capacity 0 it sets `*needed` only. In the
- * child of a fork every call is an error, if the parent had called one before. */
+ * and a failed call sets what `out` or `description` point at to zero. Functions may be called
+ * from any thread, but those on one graph from one at a time. A function that returns a text
+ * copies it into `text` with a final zero, and sets `*needed` (unless NULL) to the bytes that
+ * this takes; with capacity 0 it sets `*needed` only. In the child of a fork every call is an
+ * error, if the parent had called one before. */
 #ifndef STITCH_H
 #define STITCH_H
 #include <stddef.h>

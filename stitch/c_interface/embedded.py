@@ -48,6 +48,7 @@ class Library:
             code, remedy = exception.exit_code, exception.remedy or ""
             exception.remedy = None  # It is not repeated in the message.
             message = str(exception)
+            exception.remedy = remedy or None  # A failed task raises its error again.
         else:
             message = f"{type(exception).__name__}: {exception}"
             if isinstance(exception, MemoryError):
@@ -90,8 +91,8 @@ class Library:
 
         def call(*raw: Any) -> Any:
             try:
-                for clear in outputs:
-                    clear(raw)
+                for check, _ in outputs:
+                    check(raw)
                 values: list[Any] = []
                 for read in readers:
                     values.append(read(raw, values))
@@ -102,6 +103,9 @@ class Library:
                     self.handles.remove(own, raw[0])
                     self._names.pop(raw[0], None)
             except BaseException as error:
+                # Not before: outputs may lie where inputs do.
+                for _, clear in outputs:
+                    clear(raw)
                 return self.error(error)
             return null
 
@@ -126,16 +130,17 @@ class Library:
             if parameter.name == "text":
                 writer, at = self._text_writer(at), at + 2
             elif kind == "stitch_array_t *" and parameter.name == "description":
-                outputs.append(check)
+                outputs.append((check, self._clearing(at)))
                 name_at = at - 1 if parameters[at - 1].type == "const char **" else None
                 writer = self._description_writer(at, name_at)
             elif kind == "const char **":
                 pass  # Written with the description that follows.
             elif parameter.name == "out":
-                outputs.append(self._clearing(check, at, 1))
+                outputs.append((check, self._clearing(at)))
                 writer = self._out_writer(function, kind.removesuffix(" *"), at)
             elif kind == "stitch_tensor_t *":
-                outputs.append(self._clearing(check, at, at + 1))
+                # Not set to zero on failure: their number may be what is wrong.
+                outputs.append((_if_counted(check, at + 1), lambda raw: None))
                 writer = self._tensors_writer(function, at)
                 readers.append(_argument(at + 1))
                 at += 1
@@ -223,6 +228,9 @@ class Library:
 
         def numbers(raw: Sequence[Any], values: list[Any]) -> list[int]:
             first, count = checked(raw)
+            if count > MAX_RANK and name in ("shape", "axes"):
+                raise UsageError(f"{name} has too many axes", expected=f"at most {MAX_RANK}",
+                                 got=str(count))  # fmt: skip
             return list(ffi.unpack(first, count)) if count else []
 
         def elements(raw: Sequence[Any], values: list[Any]) -> Array:
@@ -303,16 +311,14 @@ class Library:
 
     # -- outputs -----------------------------------------------------------------------------------
 
-    def _clearing(self, check: Callable[[Sequence[Any]], Any], at: int, count: int) -> Any:
-        """Return what sets an output to zero; `count` is 1, or where the count of outputs is."""
+    def _clearing(self, at: int) -> Any:
+        """Return what sets an output to zero."""
         ffi = self.ffi
 
         def clear(raw: Sequence[Any]) -> None:
-            many = 1 if count == 1 else raw[count]
-            if many:
-                pointer = check(raw)
-                size = ffi.sizeof(pointer[0]) * many
-                ffi.memmove(pointer, bytes(size), size)
+            if raw[at] != ffi.NULL:
+                size = ffi.sizeof(raw[at][0])
+                ffi.memmove(raw[at], bytes(size), size)
 
         return clear
 
@@ -374,6 +380,10 @@ class Library:
                 raw[name_at][0] = kept.setdefault(name, ffi.new("char[]", name.encode()))
 
         return write
+
+
+def _if_counted(check: Callable[[Sequence[Any]], Any], count: int) -> Any:
+    return lambda raw: check(raw) if raw[count] else None
 
 
 def _argument(at: int) -> _Reader:

@@ -11,6 +11,8 @@ from stitch.errors import UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, as_json, from_json
 
 TABLE = FunctionTable()
+#: Results of one operator.
+MAX_OUTPUTS = 10_000
 
 
 class Graph:
@@ -96,6 +98,8 @@ def add_operator(
     given = parsed_json(attributes or "{}", "attributes")
     if not isinstance(given, dict):
         raise UsageError('attributes are an object, such as {"axis": 1}', got=str(given)[:60])
+    if outputs > MAX_OUTPUTS:
+        raise UsageError(f"an operator has at most {MAX_OUTPUTS} outputs", got=str(outputs))
     return graph.builder.apply(op, inputs, outputs, given, domain or "")
 
 

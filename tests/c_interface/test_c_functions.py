@@ -493,6 +493,31 @@ def test_tensors_belong_to_their_graph(c: C) -> None:
     assert c.code("stitch_computation_graph_add_op_relu", graph, mine, out) == HANDLE
 
 
+def test_outputs_may_lie_where_inputs_do(c: C) -> None:
+    graph, ffi = small_graph(c), c.ffi
+    x = ffi.new("stitch_tensor_t *", [graph.id, 0])
+    add = ("stitch_computation_graph_add_op", graph)
+    c.ok(*add, "Relu", ffi.NULL, x, 1, ffi.NULL, x, 1)
+    c.ok(*add, "Tanh", "", x, 1, ffi.NULL, x, 1)
+    assert c.text("stitch_tensor_name", graph, x[0]) == "tanh"
+    assert c.code(*add, "NoSuchOperator", ffi.NULL, x, 1, ffi.NULL, x, 1) == FORMAT
+    assert c.code(*add, "Relu", ffi.NULL, x, 1, ffi.NULL, x, 2**60) != 0
+    x[0] = ffi.new("stitch_tensor_t *", [0, 0])[0]
+    assert c.code("stitch_computation_graph_add_op_concat", graph, x, 1, 0, x) != 0
+    shape = ffi.new("int64_t[1]")
+    name = "stitch_computation_graph_add_input"
+    assert c.error(name, graph, "z", 1, shape, 2**40, x)[1].startswith("shape has too many axes")
+
+
+def test_an_error_that_is_raised_again_keeps_its_remedy(c: C) -> None:
+    error = stitch.errors.UsageError("wrong", remedy="do this")
+    for _ in range(2):
+        found = c.library.error(error)
+        assert c.ffi.string(c.functions["stitch_error_message"](found)) == b"wrong"
+        assert c.ffi.string(c.functions["stitch_error_remedy"](found)) == b"do this"
+        c.functions["stitch_error_destroy"](found)
+
+
 def test_a_callback_may_call_stitch(c: C, device: Any, doubling: str) -> None:
     program, seen = c.make("program", "stitch_load", device, doubling), list[int]()
 
