@@ -47,9 +47,12 @@ def test_sections_choose_what_is_shown(cli: Cli) -> None:
 def test_operators_by_way_of_the_host_are_listed_before_a_run(cli: Cli, here: Path) -> None:
     said = "operators that --executor=cuda computes by way of the host: "
     assert said + "none\n" in cli("inspect", "a.ttb", "--executor=cuda").out
-    # Sums of int32 and bool: of numbers that are no floating-point ones NumPy's kernels know more.
-    found = json.loads(cli("inspect", "types.ttb", "--executor=cuda", "--json").out)
-    assert found["programs"][0]["by_way_of_the_host"] == ["Add"]
+    b = stitch.ComputationGraphBuilder("sums")
+    x = b.input("x", (4, 8), "float32")
+    b.output("y", b.op("Relu", b.op("CumSum", x, np.array(0, np.int64))))
+    stitch.compile(b.build(), target="cuda").save(here / "sums.ttb")
+    found = json.loads(cli("inspect", "sums.ttb", "--executor=cuda", "--json").out)
+    assert found["programs"][0]["by_way_of_the_host"] == ["CumSum"]
     assert cli("inspect", "a.ttb", "types.ttb", "--executor=cuda").code == 2
 
 
