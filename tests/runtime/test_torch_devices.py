@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import stitch
-from stitch.errors import OutOfMemoryError, UsageError
+from stitch.errors import OutOfMemoryError, TaskError, UsageError
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.runtime.executors.card import machine_of_card
@@ -119,6 +119,40 @@ def test_a_card_with_too_little_memory_says_how_to_take_less(
 def test_an_executor_beside_the_device_is_refused() -> None:
     with pytest.raises(UsageError, match="leave the executor out"):
         stitch.open_device("torch:cpu", executor="onnxruntime")
+
+
+def rows_of(op: str) -> stitch.CompiledModel:
+    b = ComputationGraphBuilder("words")
+    rows = b.input("rows", (2, 3), "int64")
+    if op == "Gather":
+        b.output("y", b.op("Gather", X, rows, axis=0))
+    else:
+        added = np.ones((2, 3, *X.shape[1:]), np.float32)
+        places = b.reshape(rows, (2, 3, 1))
+        b.output("y", b.op("ScatterND", X, places, added, reduction="add"))
+    return stitch.compile(b.build(), target="cuda")
+
+
+@pytest.mark.parametrize("op", ["Gather", "ScatterND"])
+@pytest.mark.parametrize("is_read", [False, True])
+def test_indices_out_of_range_are_said_at_the_next_wait(op: str, is_read: bool) -> None:
+    good, bad = np.array([[0, 3, -4], [-1, 1, 1]]), np.array([[0, 3, 4], [1, -5, 1]])
+    wanted = X.copy()
+    np.add.at(wanted, good, np.ones((2, 3, 8), np.float32))
+    wanted = X[good] if op == "Gather" else wanted
+    with stitch.open_device("torch:cpu") as device:
+        program = device.load(rows_of(op))
+        for turn in range(5):
+            with pytest.raises(TaskError, match=f"an index of {op} in program 'words'") as caught:
+                found = program(bad)
+                found.numpy() if is_read else device.wait()
+            assert "-4 to 3" in str(caught.value)
+            device.wait()
+            for _ in range(turn):
+                np.testing.assert_array_equal(program(good).numpy(), wanted)
+        device.wait()
+        assert "by way of the host" not in device.explain()
+        del found
 
 
 @pytest.mark.parametrize("tf32", [False, True])

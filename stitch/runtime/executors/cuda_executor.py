@@ -81,6 +81,7 @@ from stitch.runtime.executors.host import (
     is_direct,
     program_bytes,
 )
+from stitch.runtime.executors.index_faults import IndexFaults
 from stitch.runtime.executors.tensor_loops import (
     MOST_FOLDED,
     MOST_STEPS,
@@ -130,12 +131,12 @@ class PreparedTensors(PreparedProgram):
 
     def __init__(
         self, program: Program, machine: MachineShape, device: torch.device,
-        left_to_numpy: set[str], precision: str,
+        left_to_numpy: set[str], precision: str, faults: IndexFaults,
     ) -> None:  # fmt: skip
         """`left_to_numpy`: takes the operators that NumPy's kernels compute; `precision`: of
         products (see `with_precision`)."""
         self.program, self.machine, self.device = program, machine, device
-        self.precision = precision
+        self.precision, self.faults = precision, faults
         self.left_to_numpy = left_to_numpy
         self.whole = WholeProgram(program)
         self.attributes = [attributes_of(operation) for operation in program.operations]
@@ -171,7 +172,7 @@ class PreparedTensors(PreparedProgram):
             known = {i: data[v] for i, v in enumerate(operation.inputs) if i >= first and v in data}
             program = program_of_body(self.program, operation.body, form.states, known)
             found = self._inside[index] = PreparedTensors(
-                program, self.machine, self.device, self.left_to_numpy, self.precision
+                program, self.machine, self.device, self.left_to_numpy, self.precision, self.faults
             )
         return found
 
@@ -399,7 +400,7 @@ class _TensorBinding:
         array = self._on_host(value, reads=False)
         host, region = torch.from_numpy(array), self.regions[value]
         is_read = value in self.readers
-        self.steps.append(partial(host.copy_, tensor))
+        self.steps += [partial(host.copy_, tensor), self.prepared.faults.check]
         if isinstance(region, np.ndarray):
             self.steps += self.host.write(value, array, read_back=is_read)
         else:
@@ -571,7 +572,9 @@ class _TensorBinding:
             for result in results
         ]
         known = [self.known.get(v) for v in operation.inputs]
-        steps = kernel(TensorCall(operands, beside, self.prepared.attributes[index], known))
+        title = f"{operation.title} in program {self.program.name!r}"
+        flag = partial(self.prepared.faults.steps, title)
+        steps = kernel(TensorCall(operands, beside, self.prepared.attributes[index], known, flag))
         if steps is None:
             return None
         if (operation.domain, operation.op) in PRODUCTS:
@@ -709,6 +712,7 @@ class CudaExecutor(Executor):
 
     def __init__(self, device: torch.device, *, tf32: bool = False) -> None:
         self.device, self.precision = device, "tf32" if tf32 else "ieee"
+        self.faults = IndexFaults(device)
         #: `torch:cpu` or `cuda:0`, as `make_executor` takes it.
         self.name = str(device) if device.type == "cuda" else f"torch:{device}"
         self.left_to_numpy: set[str] = set()
@@ -725,14 +729,21 @@ class CudaExecutor(Executor):
     def space_bytes(self, space: Space, shape: SpaceShape) -> SpaceBytes | None:
         if space is Space.HOST:
             return None
-        return TorchBytes(space, max(1, shape.banks * shape.limit), self.device, self.graphs)
+        return TorchBytes(
+            space, max(1, shape.banks * shape.limit), self.device, self.graphs, self.faults
+        )
 
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         self.check_foreign(program)
         return PreparedTensors(
-            expanded(program), machine, self.device, self.left_to_numpy, self.precision
+            expanded(program),
+            machine,
+            self.device,
+            self.left_to_numpy,
+            self.precision,
+            self.faults,
         )
 
     def captured(self, steps: Sequence[Sequence[Thunk]]) -> Sequence[Sequence[Thunk]] | None:
@@ -749,9 +760,11 @@ class CudaExecutor(Executor):
     def finish(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        self.faults.check()
 
     def clock(self) -> float:
-        self.finish()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         return perf_counter()
 
     # For runs that are completed after an interrupt.

@@ -32,12 +32,14 @@ class TensorCall:
         results: The tensors that it writes, contiguous; none overlaps an operand, but the first of
             an elementwise operation may be one.
         known: The arrays of operands that are constants.
+        flag: Returns the steps that note indices out of range, of a tensor and the size of an axis.
     """
 
     operands: list[torch.Tensor | None]
     results: list[torch.Tensor]
     attributes: Mapping[str, Any]
     known: list[Array | None]
+    flag: Callable[[torch.Tensor, int], list[Thunk]]
 
     @property
     def is_floating(self) -> bool:
@@ -327,15 +329,73 @@ def _gather_rows(call: TensorCall) -> Sequence[Thunk] | None:
 
 
 def _gather(call: TensorCall) -> Sequence[Thunk] | None:
-    x, rows = call.operands[0], call.known[1]
-    if x is None or rows is None:
-        return None  # Whether indices are in range is seen on the host.
+    (x, indices), rows = call.operands, call.known[1]
+    assert x is not None and indices is not None
     axis = call.attributes["axis"] % x.ndim
+    if rows is None:
+        size = x.shape[axis]
+        places = torch.empty(indices.shape, dtype=indices.dtype, device=x.device)
+        wrapped = partial(torch.remainder, indices, size, out=places)
+        out = call.results[0].view(*x.shape[:axis], -1, *x.shape[axis + 1 :])
+        return [*call.flag(indices, size), wrapped, *_select(x, axis, places.view(-1), out)]
     if not ((rows >= -x.shape[axis]) & (rows < x.shape[axis])).all():
         return None
     flat = torch.from_numpy(np.ascontiguousarray(rows.ravel() % x.shape[axis])).to(x.device)
     out = call.results[0].view(*x.shape[:axis], -1, *x.shape[axis + 1 :])
     return _select(x, axis, flat.to(torch.int64), out)
+
+
+def _gather_elements(call: TensorCall) -> Sequence[Thunk] | None:
+    x, indices = call.operands
+    assert x is not None and indices is not None
+    if x.dtype in _SIGNED:
+        return None
+    axis = call.attributes["axis"] % x.ndim
+    size = x.shape[axis]
+
+    def gather() -> None:
+        rows = torch.remainder(indices, size).to(torch.int64)
+        torch.gather(x, axis, rows, out=call.results[0])
+
+    return [*call.flag(indices, size), gather]
+
+
+def _scatter_elements(call: TensorCall) -> Sequence[Thunk] | None:
+    x, indices, updates = call.operands
+    assert x is not None and indices is not None and updates is not None
+    how, out = call.attributes["reduction"], call.results[0]
+    if how not in ("none", "add") or x.dtype in _SIGNED or out.dtype is torch.bool:
+        return None
+    axis = call.attributes["axis"] % x.ndim
+    size = x.shape[axis]
+    put = out.scatter_add_ if how == "add" else out.scatter_
+
+    def scatter() -> None:
+        out.copy_(x)
+        put(axis, torch.remainder(indices, size).to(torch.int64), updates)
+
+    return [*call.flag(indices, size), scatter]
+
+
+def _scatter_rows(call: TensorCall) -> Sequence[Thunk] | None:
+    x, indices, updates = call.operands
+    assert x is not None and indices is not None and updates is not None
+    how, out, depth = call.attributes["reduction"], call.results[0], indices.shape[-1]
+    if how not in ("none", "add") or x.dtype in _SIGNED or out.dtype is torch.bool:
+        return None
+    sizes, rest = x.shape[:depth], x.shape[depth:]
+    flat, rows = out.view(-1, *rest), updates.reshape(-1, *rest)
+    put = flat.index_add_ if how == "add" else flat.index_copy_
+
+    def scatter() -> None:
+        out.copy_(x)
+        places = torch.zeros_like(indices[..., 0], dtype=torch.int64)
+        for i, size in enumerate(sizes):
+            places = places * size + torch.remainder(indices[..., i], size)
+        put(0, places.view(-1), rows)
+
+    flags = [step for i, size in enumerate(sizes) for step in call.flag(indices[..., i], size)]
+    return [*flags, scatter]
 
 
 def _select(x: torch.Tensor, axis: int, rows: torch.Tensor, out: torch.Tensor) -> Sequence[Thunk]:
@@ -612,6 +672,7 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     ("", "Elu"): _activation("alpha", function=_ATEN.elu.out),
     ("", "Expand"): _expand,
     ("", "Gather"): _gather,
+    ("", "GatherElements"): _gather_elements,
     ("", "GatherND"): _gather_rows,
     ("", "Gemm"): _gemm,
     ("", "GlobalAveragePool"): _mean_of_places,
@@ -627,6 +688,8 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     ("", "Pad"): _pad,
     ("", "RMSNormalization"): _root_mean_square,
     ("", "Relu"): _relu,
+    ("", "ScatterElements"): _scatter_elements,
+    ("", "ScatterND"): _scatter_rows,
     ("", "Selu"): _activation("alpha", "gamma", function=_ATEN.elu.out),
     ("", "Slice"): _slice,
     ("", "Split"): _split,

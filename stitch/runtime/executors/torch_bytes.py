@@ -19,6 +19,7 @@ from stitch.errors import OutOfMemoryError, UsageError
 from stitch.memory import Call, MappedBytes, SpaceBytes
 from stitch.program import Array, DataType, Space, TensorDesc
 from stitch.runtime.executors.cuda_graphs import Graphs, Launch, entry
+from stitch.runtime.executors.index_faults import IndexFaults
 
 #: Overlapping ranges are moved in pieces of this size, by way of bytes beside the space.
 PIECE_NBYTES = 16 << 20
@@ -39,14 +40,18 @@ class TorchBytes(SpaceBytes):
     is_host = False
 
     def __init__(
-        self, space: Space, nbytes: int, device: torch.device, graphs: Graphs | None = None
-    ) -> None:
+        self, space: Space, nbytes: int, device: torch.device, graphs: Graphs | None = None,
+        faults: IndexFaults | None = None,
+    ) -> None:  # fmt: skip
         """Allocate the tensor; on the processor it is committed as it is written.
+
+        `faults`: what the host checks whenever it has read the tensor.
 
         Raises:
             OutOfMemoryError: The device has too little free memory.
         """
         self.device, self._graphs = device, graphs or Graphs()
+        self._checks: list[Call] = [] if faults is None else [faults.check]
         self._mapped = MappedBytes(space, nbytes) if device.type == "cpu" else None
         try:
             with torch.inference_mode(False):
@@ -104,12 +109,14 @@ class TorchBytes(SpaceBytes):
     def staged(self, region: Any) -> tuple[Array, list[Call], list[Call]]:
         array = np.empty(len(region), np.uint8)
         host = torch.from_numpy(array)
-        return array, [partial(host.copy_, region)], [partial(region.copy_, host)]
+        filled: list[Call] = [partial(host.copy_, region), *self._checks]
+        return array, filled, [partial(region.copy_, host)]
 
     def copied(self, target: Any, source: Any) -> list[Call]:
         both = isinstance(target, torch.Tensor) and isinstance(source, torch.Tensor)
         call = Launch if both else partial
-        return [call(as_tensor(target).copy_, as_tensor(source))]
+        checks = [] if isinstance(target, torch.Tensor) else self._checks
+        return [call(as_tensor(target).copy_, as_tensor(source)), *checks]
 
     def entry(
         self, region: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
