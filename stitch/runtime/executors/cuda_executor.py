@@ -92,6 +92,7 @@ from stitch.runtime.executors.tensor_loops import (
     unroll,
 )
 from stitch.runtime.executors.torch_bytes import TORCH_TYPES, TorchBytes, as_tensor
+from stitch.runtime.executors.triton_kernels import KernelWriter, can_run, runs_of, share_bytes
 
 
 def torch_device_of(name: str) -> torch.device:
@@ -144,6 +145,11 @@ class PreparedTensors(PreparedProgram):
         self.workspace = Workspace()
         self.pool = TensorPool(device)
         self.readers = program.readers()
+        #: Operations that become kernels together, first to end.
+        self.runs: dict[int, int] = {}
+        if can_run(device):
+            apart = {i for attention in self.attentions for i in attention.operations}
+            self.runs = runs_of(program.operations, program.values, apart)
         self._inside: dict[int, PreparedTensors] = {}
         self._constants: dict[int, torch.Tensor] = {}
         self._parts: dict[int, tuple[PartOfProgram, PreparedProgram]] = {}
@@ -247,6 +253,8 @@ class _TensorBinding:
         self.written: dict[int, tuple[Thunk, ...]] = {}
         self.prepared, self.program = prepared, prepared.program
         self.values, self.scratch = self.program.values, scratch
+        self.given = {slot.value for slot in self.program.inputs}
+        self.returned = {slot.value for slot in self.program.outputs}
         takes = len(self.program.inputs)
         slots = [*(s.value for s in self.program.inputs), *(s.value for s in self.program.outputs)]
         self.regions = dict(zip(slots, (*inputs[:takes], *outputs), strict=True))
@@ -286,7 +294,9 @@ class _TensorBinding:
 
     def bound(self) -> BoundProgram:
         for slot in self.program.inputs:
-            if slot.value in self.readers:
+            # Those of a round that are converted are so only if they are needed.
+            is_lazy = self.is_round and not is_direct(self.values[slot.value])
+            if slot.value in self.readers and not is_lazy:
                 self._read(slot.value)
                 self._show(slot.value)
                 self._keep(slot.value)
@@ -294,9 +304,15 @@ class _TensorBinding:
             for value, data in self.prepared.whole.data.items():
                 self.arrays[value] = computable(data, self.values[value].type)
         marks = [len(self.steps)]
-        for index, operation in enumerate(self.program.operations):
-            self._append(index, operation)
-            marks.append(len(self.steps))
+        index, operations = 0, self.program.operations
+        runs = {} if self.is_observed else self.prepared.runs
+        while index < len(operations):
+            end = runs.get(index, index)
+            if end == index or not self._fuse(range(index, end)):
+                end = index + 1
+                self._append(index, operations[index])
+                marks.append(len(self.steps))
+            index = end
         spans = [(i, a, b) for i, (a, b) in enumerate(pairwise(marks))] if self.is_observed else ()
         return BoundProgram(
             tuple(self.steps), tuple(spans), self.arrays,
@@ -314,6 +330,8 @@ class _TensorBinding:
 
     def _tensor(self, value: int) -> torch.Tensor:
         """Return the tensor that an operation reads."""
+        if value not in self.tensors and value in self.given:
+            self._read(value)
         found = self.tensors.get(value)
         return self.prepared.constant(value) if found is None else found
 
@@ -439,6 +457,78 @@ class _TensorBinding:
                 self._write(value)
         return True
 
+    def _fuse(self, span: range) -> bool:
+        """Append kernels that compute consecutive operations; return whether that is possible."""
+        makers: dict[int, tuple[Operation, Mapping[str, Any]]] = {}
+        for index in span:
+            operation = self.program.operations[index]
+            is_apart = makers.keys().isdisjoint(operation.inputs)
+            if not self._fold(operation) and not (is_apart and self._is_view(index, operation)):
+                made = operation, self.prepared.attributes[index]
+                makers |= dict.fromkeys(operation.outputs, made)
+        kept = [v for v in makers if v in self.returned or self._is_read_after(v, span)]
+        writers: dict[tuple[int, ...], KernelWriter] = {}
+        try:
+            for value in kept:
+                empty = KernelWriter(self.values, makers, self.known, self._loaded)
+                writers.setdefault(self.values[value].type.shape, empty).name(value)
+            launches, copies, tensors = self._stores(kept, span, writers)
+        except Exception:  # Whatever Triton refuses: PyTorch's kernels compute it.
+            del self.prepared.runs[span.start]
+            return False
+        written = [target for writer in writers.values() for _, target in writer.stores]
+        for value in [*self.borrowed]:
+            tensor = self.tensors[value]
+            if self.last[value] >= span.stop and any(share_bytes(tensor, t) for t in written):
+                self._move(span.stop - 1, value)
+        self.steps += [*launches, *copies]
+        self.tensors |= tensors
+        for value in kept:
+            if not self._is_kept_as_is(value):
+                self._write(value)
+            self._keep(value)
+        return True
+
+    def _stores(
+        self, kept: Sequence[int], span: range, writers: Mapping[tuple[int, ...], KernelWriter]
+    ) -> tuple[list[Launch], list[Launch], dict[int, torch.Tensor]]:
+        """Let kernels store values; return their calls, the copies after them, and the tensors."""
+        copies, tensors = list[Launch](), dict[int, torch.Tensor]()
+        for value in kept:
+            for target in self._targets(value, span):
+                beside = target
+                if len(writers) == 1:
+                    is_free = all(writer.allows(target) for writer in writers.values())
+                else:
+                    is_free = not any(writer.reads(target) for writer in writers.values())
+                if not is_free:
+                    beside = self._empty_like(target)
+                    if value in self.returned:
+                        copies.append(Launch(target.copy_, beside))
+                writers[self.values[value].type.shape].store(value, beside)
+                tensors.setdefault(value, beside)
+        return [writer.launch() for writer in writers.values()], copies, tensors
+
+    def _targets(self, value: int, span: range) -> list[torch.Tensor]:
+        """Return the tensors that a kernel writes a value into: for readers, and stored."""
+        place, stored = self._place(value), self._stored(value)
+        if stored is None or is_direct(self.values[value]) or not self._is_kept_as_is(value):
+            return [place]
+        return [place] * self._is_read_after(value, span) + [stored] * (value in self.returned)
+
+    def _is_kept_as_is(self, value: int) -> bool:
+        """Whether a value lies on the device in its own type."""
+        stored, kind = self._stored(value), self.values[value].type.data_type
+        return stored is not None and stored.dtype is TORCH_TYPES.get(kind)
+
+    def _loaded(self, value: int) -> torch.Tensor:
+        """Return the tensor of a value that a kernel loads, in its own type or the compute type."""
+        stored = self._stored(value) if value in self.given - self.tensors.keys() else None
+        return stored if stored is not None and self._is_kept_as_is(value) else self._tensor(value)
+
+    def _is_read_after(self, value: int, span: range) -> bool:
+        return not self.readers.get(value, set()) <= {*span}
+
     def _append(self, index: int, operation: Operation) -> None:
         attention = self.inside.get(index)
         if attention is not None and index != attention.last:
@@ -536,7 +626,7 @@ class _TensorBinding:
         self.borrowed = {value for value in self.borrowed if self.last[value] >= index}
         for value in [*self.borrowed]:
             tensor = self.tensors[value]
-            if self.last[value] > index and any(_overlap(tensor, region) for region in written):
+            if self.last[value] > index and any(share_bytes(tensor, region) for region in written):
                 self._move(index, value)
 
     def _move(self, index: int, value: int) -> None:
@@ -545,7 +635,7 @@ class _TensorBinding:
         if value not in self.regions and index <= self.planned_last[value]:
             place = self._place(value)
             others = [tensor, *[self.tensors[other] for other in self.borrowed]]
-            if any(_overlap(other, place) for other in others):
+            if any(share_bytes(other, place) for other in others):
                 place = None
         self.borrowed.discard(value)
         if place is None:
@@ -608,7 +698,7 @@ class _TensorBinding:
                 if (
                     result is None
                     or result.dtype is not dtype
-                    or any(t is not None and _overlap(t, result) for t in operands)
+                    or any(t is not None and share_bytes(t, result) for t in operands)
                 ):
                     beside = self.prepared.pool.take(shape, dtype)
                     after += [Launch(result.copy_, beside)] if result is not None else []
@@ -637,7 +727,7 @@ class _TensorBinding:
         self, operation: Operation, operands: Sequence[torch.Tensor | None], result: torch.Tensor
     ) -> bool:
         for operand in operands:
-            if operand is None or not _overlap(operand, result):
+            if operand is None or not share_bytes(operand, result):
                 continue
             same = operand.data_ptr() == result.data_ptr() and operand.shape == result.shape
             same = same and operand.stride() == result.stride()
@@ -671,17 +761,6 @@ def _torch_type(kind: DataType) -> torch.dtype:
     if kind not in TORCH_TYPES:
         raise LeftToHost
     return TORCH_TYPES[kind]
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the bytes from a tensor's first to its last element meet those of another one."""
-    return bool(one.data_ptr() < _end(other) and other.data_ptr() < _end(one))
-
-
-def _end(tensor: torch.Tensor) -> int:
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((size - 1) * stride for size, stride in steps) if tensor.numel() else -1
-    return int(tensor.data_ptr() + (last + 1) * tensor.itemsize)
 
 
 def _left_to_host(program: Program, machine: MachineShape) -> tuple[str, ...]:
