@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         CompileCache,
         CompiledModel,
         Device,
+        DynamicModel,
         LinkedModel,
         Pipeline,
         compile,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from stitch.graph import ComputationGraphBuilder, trace
     from stitch.mesh import MachineSpecification, Mesh, RemoteTensor, open_mesh
     from stitch.plugins import register
-    from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
+    from stitch.program import DataType, Dim, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
     from stitch.runtime import LoadedProgram, Tensor
     from stitch.tasks import TaskGraph, aggregate, compose, task
     from stitch.training import (
@@ -56,20 +57,22 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "api": "CompileCache CompiledModel Device LinkedModel Pipeline compile device_of "
-            "forbid_copies get_layout has_layout link load open_device split submit to_layout wait",
+            "api": "CompileCache CompiledModel Device DynamicModel LinkedModel Pipeline compile "
+            "device_of forbid_copies get_layout has_layout link load open_device split submit "
+            "to_layout wait",
             "errors": "CompileError FormatError LayoutError LinkError OutOfMemoryError StitchError "
             "TaskError",
             "graph": "ComputationGraphBuilder trace",
             "mesh": "MachineSpecification Mesh RemoteTensor open_mesh",
             "plugins": "register",
-            "program": "DataType Layout MemoryLayout ShardSpec Space TensorDesc",
+            "program": "DataType Dim Layout MemoryLayout ShardSpec Space TensorDesc",
             "runtime": "LoadedProgram Tensor",
             "tasks": "TaskGraph aggregate compose task",
             "training": "Adam AdamW LossTensor SGD TensorFuture TrainingInstance losses schedules",
             "version": "__version__",
         },
-        modules="api argument_kinds budget cli compile_cache compiler documents errors files "
+        modules="api argument_kinds budget cli compile_cache compiler documents dynamic_model "
+        "errors files "
         "flatbuffer forms fractal frontend graph linker linking machine memory mesh model "
         "on_demand ops option_values packing planner plugins program report runtime tasks torch "
         "training ttb version",
@@ -77,11 +80,12 @@ else:
 
 __all__ = [
     "Adam", "AdamW", "CompileCache", "CompileError", "CompiledModel", "ComputationGraphBuilder",
-    "DataType", "Device", "FormatError", "Layout", "LayoutError", "LinkError", "LinkedModel",
-    "LoadedProgram", "LossTensor", "MachineSpecification", "MemoryLayout", "Mesh",
-    "OutOfMemoryError", "Pipeline", "RemoteTensor", "SGD", "ShardSpec", "Space",
-    "StitchError", "TaskError", "TaskGraph", "Tensor", "TensorDesc", "TensorFuture",
+    "DataType", "Device", "Dim", "DynamicModel", "FormatError", "Layout", "LayoutError",
+    "LinkError", "LinkedModel", "LoadedProgram", "LossTensor", "MachineSpecification",
+    "MemoryLayout", "Mesh", "OutOfMemoryError", "Pipeline", "RemoteTensor", "SGD", "ShardSpec",
+    "Space", "StitchError", "TaskError", "TaskGraph", "Tensor", "TensorDesc", "TensorFuture",
     "TrainingInstance", "__version__", "aggregate", "compile", "compose", "device_of",
     "forbid_copies", "get_layout", "has_layout", "link", "load", "losses", "open_device",
-    "open_mesh", "register", "schedules", "split", "submit", "task", "to_layout", "trace", "wait",
+    "open_mesh", "register", "schedules", "split", "submit", "task", "to_layout", "trace",
+    "wait",
 ]  # fmt: skip

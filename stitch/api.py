@@ -29,11 +29,13 @@ from stitch.argument_kinds import (
     takes,
 )
 from stitch.compile_cache import CompileCache
-from stitch.compiler import CompileOptions, split_graph
+from stitch.compiler import CompileOptions, compile_dynamic, split_graph
+from stitch.dynamic_model import DynamicModel
 from stitch.errors import UsageError, closest, unknown
 from stitch.frontend import (
     TrainableSource,
     opened,
+    read_dynamic,
     read_graph,
     read_module,
     read_trainable,
@@ -45,6 +47,7 @@ from stitch.machine import Machine, load_machine
 from stitch.model import PRODUCER, CompiledModel, ModelOfBinary, compile_for_inference
 from stitch.option_values import DEFAULT_TARGET
 from stitch.program import (
+    Dim,
     InputKind,
     InputSlot,
     Layout,
@@ -52,6 +55,7 @@ from stitch.program import (
     OutputSlot,
     Role,
     Space,
+    SymbolicSizes,
     TensorDesc,
 )
 from stitch.report import MACHINE, Device, open_device
@@ -93,6 +97,14 @@ def compile(
 ) -> CompiledModel: ...
 @overload
 def compile(
+    module: Callable[..., Any],
+    example_inputs: Sequence[Any] | Mapping[str, Any] = (),
+    *,
+    dynamic_shapes: Mapping[str, Mapping[int, Dim]],
+    **options: Any,
+) -> DynamicModel: ...
+@overload
+def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
     example_inputs: Sequence[Any] | Mapping[str, Any] = (),
     *,
@@ -121,7 +133,7 @@ def compile(
     algorithm=TEXT, schedule=optional(TEXT), executor=optional(TEXT), unroll=optional(WHOLE),
     math_fidelity=member_of(MathFidelity, "a math fidelity"),
     cache=optional(either(PATH, instance_of("a CompileCache", CompileCache))),
-    parallel=optional(MAPPING),
+    parallel=optional(MAPPING), dynamic_shapes=optional(MAPPING),
 )  # fmt: skip
 def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
@@ -144,8 +156,9 @@ def compile(
     cache: str | Path | CompileCache | None = None,
     parallel: Mapping[str, Any] | None = None,
     devices: int | str | Path | MachineSpecification | None = None,
+    dynamic_shapes: Mapping[str, Mapping[int, Dim]] | None = None,
     **training: Any,
-) -> CompiledModel | CompiledStages:
+) -> CompiledModel | CompiledStages | DynamicModel:
     """Compile a module for a machine.
 
     Args:
@@ -179,11 +192,13 @@ def compile(
             `micro_batches`, `chunks`).
         devices: With `parallel` or `algorithm`, a machine specification, its YAML file, or a number
             of devices of machine `target` (default with `parallel`: as many as needed).
+        dynamic_shapes: Named sizes of a function's inputs: by input and axis a `stitch.Dim` with
+            bounds. The module is compiled once, for all sizes within them.
         **training: Further options of `stitch.training.TrainingOptions`.
 
     Returns:
         The compiled model, to call, save, or load on a device; with `parallel` or `devices` the
-        stages, to start.
+        stages, to start; with `dynamic_shapes` a `DynamicModel`.
 
     Raises:
         CompileError: The module has an unsupported operator, or its shapes do not match.
@@ -193,6 +208,23 @@ def compile(
         OutOfMemoryError: The program does not fit.
     """
     module = opened(module)
+    if dynamic_shapes is not None:
+        asked_too = {
+            "optimizer": optimizer, "loss": loss, "input_shapes": input_shapes, "cache": cache,
+            "unroll": unroll, "schedule": schedule, "weights": weights, "trainable": trainable,
+            "parallel": parallel, "devices": devices, **training,
+            "algorithm": None if algorithm == "none" else algorithm,
+        }  # fmt: skip
+        others = [word for word, value in asked_too.items() if value is not None]
+        if others:
+            raise UsageError("compile takes these only without dynamic_shapes=",
+                             got=", ".join(others))  # fmt: skip
+        sizes = SymbolicSizes(dynamic_shapes)
+        traced = read_dynamic(module, example_inputs, sizes)
+        options = CompileOptions(_placement(placement), name, Role(role), executor=executor,
+                                 math_fidelity=MathFidelity(math_fidelity))  # fmt: skip
+        program = compile_dynamic(traced, sizes, load_machine(target), options)
+        return DynamicModel(program, _spelled(target))
     if optimizer is not None or loss is not None:
         if optimizer is None or loss is None:
             raise UsageError(
@@ -624,7 +656,7 @@ def forbid_copies(device: Device) -> Iterator[None]:
 
 
 __all__ = [
-    "CompileCache", "CompiledModel", "Device", "LinkedModel", "Pipeline", "compile",
+    "CompileCache", "CompiledModel", "Device", "DynamicModel", "LinkedModel", "Pipeline", "compile",
     "forbid_copies", "get_layout",
     "has_layout", "inspect_sizes", "link", "load", "open_device", "submit", "to_layout", "wait",
 ]  # fmt: skip

@@ -65,6 +65,17 @@ def compile_graph(
         LayoutError: A layout is invalid.
         OutOfMemoryError: The program does not fit the machine.
     """
+    return place_graph(*prepare_graph(graph, machine, options), machine, options)
+
+
+def prepare_graph(
+    graph: ComputationGraph, machine: Machine, options: CompileOptions
+) -> tuple[ComputationGraph, tuple[LoopNote, ...]]:
+    """Return the graph that is placed, and the schedules of its loops; sizes may be symbolic.
+
+    Raises:
+        CompileError: Types do not agree.
+    """
     problems = check_types(graph)
     if problems:
         raise CompileError(
@@ -83,6 +94,13 @@ def compile_graph(
             graph, loops = optimize(scheduled.graph), scheduled.notes
     else:
         graph = drop_unused_values(fold_constants(graph, 0))
+    return graph, loops
+
+
+def place_graph(
+    graph: ComputationGraph, loops: tuple[LoopNote, ...], machine: Machine, options: CompileOptions
+) -> Compilation:
+    """Place a prepared graph without symbolic sizes; raises what `compile_graph` raises."""
     placement = slot_placement(graph)
     graph = add_output_identities(graph, placement.rounded_outputs(graph))
     prove_aliases(graph, placement.aliases)

@@ -10,6 +10,7 @@ from stitch.frontend.modules import (
     TrainableSource,
     is_torch,
     opened,
+    read_dynamic,
     read_graph,
     read_module,
     read_trainable,
@@ -51,8 +52,8 @@ else:
 
 __all__ = [
     "MODULE_KEYS", "CallStructure", "Explanation", "OverwrittenTensor", "RelocatedParameters",
-    "SUFFIXES", "SharedStorage", "TrainableSource",
-    "array_on", "explain", "from_fx", "graph_counts", "is_torch",
-    "load_module", "loop_over", "module_from_text", "module_json_schema", "opened", "read_graph",
-    "read_module", "read_trainable", "tensor_on", "torch_device", "untraced_tensor_on",
+    "SUFFIXES", "SharedStorage", "TrainableSource", "array_on", "explain", "from_fx",
+    "graph_counts", "is_torch", "load_module", "loop_over", "module_from_text",
+    "module_json_schema", "opened", "read_graph", "read_dynamic", "read_module",
+    "read_trainable", "tensor_on", "torch_device", "untraced_tensor_on",
 ]  # fmt: skip

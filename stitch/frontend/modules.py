@@ -19,7 +19,7 @@ import numpy as np
 from stitch import plugins
 from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph, trace
-from stitch.program import Array, Constant, InputKind, TensorDesc, ValueType
+from stitch.program import Array, Constant, InputKind, SymbolicSizes, TensorDesc, ValueType
 from stitch.report import Device
 
 if TYPE_CHECKING:  # It loads with the package torch.
@@ -113,6 +113,24 @@ def _read_other(
         "compile takes a computation graph, a path, a torch module or a function",
         got=type(module).__name__,
     )
+
+
+def read_dynamic(
+    module: Any, examples: Sequence[Any] | Mapping[str, Any], sizes: SymbolicSizes
+) -> ComputationGraph:
+    """Return the graph of a function whose inputs have symbolic sizes.
+
+    Raises:
+        UsageError: The module is no function, or `sizes` does not fit its inputs.
+        CompileError: As for `trace`.
+    """
+    is_file = isinstance(module, str | Path | ComputationGraph) or _is_of_onnx(module)
+    if is_file or is_torch(module) or not callable(module):
+        raise UsageError(
+            "dynamic_shapes= is supported for Python functions only", got=type(module).__name__,
+            remedy="compile the module without it, once for each size",
+        )  # fmt: skip
+    return trace(module, *_by_position(module, examples), sizes=sizes)
 
 
 def _read_by_plugin(

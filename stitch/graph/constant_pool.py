@@ -7,11 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from stitch.errors import CompileError, LayoutError
-from stitch.program import Array, Constant, DataType, can_change, same_bytes
+from stitch.program import (
+    Array,
+    Constant,
+    DataType,
+    can_change,
+    has_symbols,
+    int64_array,
+    is_symbolic,
+    same_bytes,
+    same_integers,
+)
 
 #: Arrays up to this many bytes are compared by content.
 SMALL_NBYTES = 4096
@@ -22,15 +33,23 @@ _Key = tuple[str, tuple[int, ...], bytes]
 class ConstantPool:
     """Constants by value index, deduplicated."""
 
-    __slots__ = ("_by_content", "_by_identity", "_constants")
+    __slots__ = ("_by_content", "_by_identity", "_constants", "_symbolic")
 
     def __init__(self) -> None:
         self._constants: list[Constant] = []
+        #: Those with symbolic sizes.
+        self._symbolic: list[Constant] = []
         self._by_content: dict[_Key, int] = {}
         self._by_identity: dict[int, tuple[Array, Array, int]] = {}
 
     def find(self, data: Array) -> int | None:
         """Return the value that holds this data, or None; large data is compared by identity."""
+        if has_symbols(data) or (self._symbolic and data.dtype == np.int64):
+            others = self._constants if has_symbols(data) else self._symbolic
+            same = (c.value for c in others if same_integers(c.data, data))
+            known = next(same, None)
+            if known is not None or has_symbols(data):
+                return known
         if data.nbytes <= SMALL_NBYTES:
             return self._by_content.get(_key(data))
         held = self._by_identity.get(id(data))
@@ -40,6 +59,11 @@ class ConstantPool:
 
     def add(self, index: int, data: Array) -> Array:
         """Store the data of value `index` and return the read-only array; copies if writable."""
+        if has_symbols(data):
+            constant = Constant(index, data)
+            self._constants.append(constant)
+            self._symbolic.append(constant)
+            return data
         kept = np.array(data, order="C") if can_change(data) else np.ascontiguousarray(data)
         kept = kept.reshape(data.shape)
         constant = Constant(index, kept)
@@ -68,6 +92,12 @@ def array_of(given: object, where: str, data_type: DataType | None = None) -> Ar
     """
     if isinstance(given, np.ndarray):
         return _storable(given, where)
+    if has_symbols(given):
+        return cast(Array, given)
+    if is_symbolic(given):
+        given = int(cast(Any, given))  # As data of a tensor it is a number.
+    if isinstance(given, list | tuple) and any(map(is_symbolic, given)):
+        return int64_array(given)
     if not isinstance(given, type | np.generic) and hasattr(type(given), "__array__"):
         return _storable(_handed_over(given, where), where)
     if isinstance(given, bool | int | float | np.generic):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from stitch import ops
 from stitch.errors import StitchError
 from stitch.program import ABSENT, Array, Operation, ValueType
@@ -95,4 +97,5 @@ class KnownValues:
         steps = ops.estimated_steps(operation, operands, types)
         if steps > MAX_STEPS or any(math.prod(kind.shape) > MAX_KNOWN_ELEMENTS for kind in types):
             return [None] * len(types)
-        return ops.evaluate_operation(operation, arrays)
+        read = [None if data is None else np.asarray(data) for data in arrays]
+        return ops.evaluate_operation(operation, read)

@@ -8,7 +8,7 @@ the elements at the resulting indices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -49,7 +49,7 @@ from stitch.graph.numpy_ufuncs import (
     without_out,
 )
 from stitch.graph.symbolic import SymbolicTensor
-from stitch.program import Array, DataType
+from stitch.program import Array, DataType, size_of
 
 __all__ = ["call_function", "call_ufunc"]
 
@@ -189,7 +189,7 @@ def _pad(
 def _reshape(
     b: LayerMethods, a: Any, shape: Any, order: str = "C", *, copy: bool | None = None
 ) -> SymbolicTensor:
-    wanted = [int(shape)] if isinstance(shape, int | np.integer) else [int(n) for n in shape]
+    wanted = [size_of(n) for n in (shape if isinstance(shape, Iterable) else [shape])]
     x = as_tensor(b, a)
     if order in ("C", "A"):
         return b.reshape(x, wanted)

@@ -19,7 +19,7 @@ from stitch.graph.emitter import axes_of, axis_of, data_type_of
 from stitch.graph.layer_methods import LayerMethods
 from stitch.graph.source_location import mistake, user_location
 from stitch.graph.symbolic import NoDataError, SymbolicTensor
-from stitch.program import Array, DataType
+from stitch.program import Array, DataType, SymbolicSize, is_symbolic
 
 #: Computes a ufunc on tensors of the types that NumPy computes in.
 Compute = Callable[..., Any]
@@ -83,7 +83,7 @@ def unsupported(name: str) -> CompileError:
 
 def is_weak(value: object) -> bool:
     """Whether a value is a Python number, whose type adapts to the other operand's."""
-    return type(value) in (int, float, complex)
+    return type(value) in (int, float, complex, SymbolicSize)
 
 
 def dtype_of(value: Any) -> Any:
@@ -91,7 +91,7 @@ def dtype_of(value: Any) -> Any:
     if isinstance(value, SymbolicTensor):
         return value.dtype
     if is_weak(value):
-        return type(value)
+        return int if is_symbolic(value) else type(value)
     if _has_tensors(value):
         return np.result_type(*map(dtype_of, value))
     return _array(value).dtype
@@ -105,6 +105,8 @@ def as_tensor(b: LayerMethods, value: Any, dtype: Any = None) -> SymbolicTensor:
     if _has_tensors(value):
         parts = [as_tensor(b, part, common_dtype(*value)) for part in value]
         return as_tensor(b, b.stack(parts), dtype)
+    if is_symbolic(value):
+        value = int(value)  # As data of a tensor it is a number.
     if isinstance(value, bool | int | float) and kind is not None:
         number = bool(value) if kind is DataType.BOOL else value
         return b.constant(array_of(number, user_location(), kind))

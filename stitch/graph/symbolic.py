@@ -6,6 +6,7 @@ type rules. A symbolic tensor has no data: reading it raises an error at the use
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import EllipsisType
@@ -15,7 +16,7 @@ import numpy as np
 
 from stitch.errors import CompileError, LayoutError
 from stitch.graph.source_location import mistake, user_location
-from stitch.program import Array, DataType, ValueType
+from stitch.program import Array, DataType, SymbolicSize, ValueType, size_of
 
 #: `type` is a property of tensors; this is Python's own.
 Class = type
@@ -169,7 +170,7 @@ class SymbolicTensor:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def T(self) -> SymbolicTensor:
@@ -381,12 +382,15 @@ class SymbolicTensor:
 Operand = SymbolicTensor | Array | Scalar
 
 
+_SIZE = int | np.integer | SymbolicSize
+
+
 def _joined(parts: tuple[int | Sequence[int], ...]) -> tuple[int, ...]:
-    if len(parts) == 1 and not isinstance(parts[0], int | np.integer):
-        return tuple(int(p) for p in parts[0])
+    if len(parts) == 1 and not isinstance(parts[0], _SIZE):
+        return tuple(size_of(p) for p in parts[0])
     flat: list[int] = []
     for part in parts:
-        if not isinstance(part, int | np.integer):
+        if not isinstance(part, _SIZE):
             raise mistake("a shape must be one list of integers", got=repr(parts))
-        flat.append(int(part))
+        flat.append(size_of(part))
     return tuple(flat)

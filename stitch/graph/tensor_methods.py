@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
@@ -14,7 +14,7 @@ from stitch.errors import CompileError
 from stitch.graph.emitter import DataTypeLike, Emitter, axes_of, axis_of, data_type_of
 from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
-from stitch.program import Array, DataType
+from stitch.program import Array, DataType, size_of
 
 
 def _unary(op: str, says: str) -> Callable[[Any, Operand], SymbolicTensor]:
@@ -379,11 +379,11 @@ class ShapeMethods(ElementwiseMethods):
     def reshape(self, x: Operand, shape: int | Sequence[int]) -> SymbolicTensor:
         """Return the same elements in another shape; one dimension may be -1."""
         tensor = self.tensor(x)
-        wanted = [int(d) for d in ([shape] if isinstance(shape, int) else shape)]
+        wanted = [size_of(d) for d in (shape if isinstance(shape, Iterable) else [shape])]
         rest = math.prod(d for d in wanted if d != -1)
         if wanted.count(-1) == 1 and rest > 0 and tensor.size % rest == 0:
             wanted[wanted.index(-1)] = tensor.size // rest
-        if min(wanted, default=0) < 0 or math.prod(wanted) != tensor.size:
+        if any(d < 0 for d in wanted) or math.prod(wanted) != tensor.size:
             raise mistake(
                 "a reshape must keep the number of elements",
                 expected=f"{tensor.size} elements, as in {list(tensor.shape)}",
@@ -446,7 +446,7 @@ class ShapeMethods(ElementwiseMethods):
 
     def broadcast(self, x: Operand, shape: Sequence[int]) -> SymbolicTensor:
         """Broadcast to a shape by NumPy's rule; raise `CompileError` if it does not fit."""
-        tensor, wanted = self.tensor(x), tuple(int(d) for d in shape)
+        tensor, wanted = self.tensor(x), tuple(size_of(d) for d in shape)
         padded = (1,) * (len(wanted) - len(tensor.shape)) + tensor.shape
         if len(padded) != len(wanted) or any(
             d not in (1, w) or w < 0 for d, w in zip(padded, wanted, strict=True)

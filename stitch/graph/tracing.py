@@ -16,6 +16,7 @@ from stitch.argument_kinds import (
     MAPPING,
     TEXT,
     WHOLE,
+    either,
     instance_of,
     optional,
     several,
@@ -35,10 +36,15 @@ from stitch.program import (
     InputSlot,
     OutputSlot,
     Ownership,
+    SymbolicSize,
+    SymbolicSizes,
     TensorDesc,
     ValueType,
     as_read_only,
+    size_of,
 )
+
+_SYMBOLIC = instance_of("a symbolic size", SymbolicSize)
 
 
 @final
@@ -67,7 +73,8 @@ class ComputationGraphBuilder(LayerMethods):
         self._output_names: set[str] = set()
 
     @takes(
-        name=TEXT, shape=several("a list of whole numbers", WHOLE), data_type=TYPE_NAME,
+        name=TEXT, data_type=TYPE_NAME,
+        shape=several("a list of whole numbers", either(WHOLE, _SYMBOLIC)),
         kind=instance_of(f"one of {', '.join(map(str, InputKind))}", InputKind),
         ownership=instance_of(f"one of {', '.join(map(str, Ownership))}", Ownership),
     )  # fmt: skip
@@ -83,7 +90,7 @@ class ComputationGraphBuilder(LayerMethods):
         format."""
         if name in self._input_names:
             raise CompileError(f"two inputs are called {name!r}", where=self._where())
-        wanted, dimensions = data_type_of(data_type), tuple(int(d) for d in shape)
+        wanted, dimensions = data_type_of(data_type), tuple(size_of(d) for d in shape)
         if wanted.is_block:
             raise CompileError(
                 f"{wanted.value} is a storage format and cannot be computed in",
@@ -186,12 +193,14 @@ def trace(
     *descs: Described,
     name: str | None = None,
     kinds: Mapping[str, InputKind] | None = None,
+    sizes: SymbolicSizes | None = None,
 ) -> ComputationGraph:
     """Trace `f` for arguments described by descriptors, types or example arrays.
 
     Inputs are named like the parameters of `f` (`x_0`, `x_1`, ... for `*x`), outputs `output`, or
     `output_0`, ... for a tuple, or by the keys of a mapping or named tuple. A `TensorDesc` other
-    than a row-major host layout becomes placement options.
+    than a row-major host layout becomes placement options. `sizes` gives the symbolic sizes of
+    inputs; comparisons of them are recorded there.
 
     Raises:
         CompileError: `f` returns no tensors, or does not fit `descs`.
@@ -210,8 +219,11 @@ def trace(
     for argument, desc in zip(names, descs, strict=True):
         kind, placement = _described(argument, desc, title)
         role = (kinds or {}).get(argument, InputKind.ACTIVATION)
-        arguments.append(builder.input(argument, kind.shape, kind.data_type, role))
+        shape = kind.shape if sizes is None else sizes.shape_of(argument, kind.shape)
+        arguments.append(builder.input(argument, shape, kind.data_type, role))
         builder.place(*placement)
+    if sizes is not None:
+        sizes.check_inputs(names)
     for output, value in _results(f(*arguments), title):
         builder.output(output, value)
     return builder.build()

@@ -51,6 +51,7 @@ from stitch.program import (
     Operation,
     OperationList,
     ValueType,
+    is_symbolic,
     result_types,
 )
 
@@ -255,16 +256,18 @@ def evaluate_operation(operation: Operation, inputs: Sequence[Array | None]) -> 
 
 
 def _check_size(context: InferenceContext, kind: ValueType) -> None:
-    context.require(
-        len(kind.shape) <= MAX_RANK, f"result of {context.op} has rank {len(kind.shape)}",
-        expected=f"rank {MAX_RANK} at most", got=kind.text(),
-    )  # fmt: skip
+    if len(kind.shape) > MAX_RANK:
+        raise context.fail(
+            f"result of {context.op} has rank {len(kind.shape)}",
+            expected=f"rank {MAX_RANK} at most", got=kind.text(),
+        )  # fmt: skip
     # Dimensions beside an empty one count too, as strides are computed from them.
-    context.require(
-        math.prod(max(d, 1) for d in kind.shape) * kind.data_type.dtype.itemsize <= MAX_NBYTES,
-        f"result of {context.op} is too large", expected=f"at most {MAX_NBYTES} bytes",
-        got=kind.text(),
-    )  # fmt: skip
+    elements = math.prod(d if is_symbolic(d) else max(d, 1) for d in kind.shape)
+    if elements * kind.data_type.dtype.itemsize > MAX_NBYTES:
+        raise context.fail(
+            f"result of {context.op} is too large", expected=f"at most {MAX_NBYTES} bytes",
+            got=kind.text(),
+        )  # fmt: skip
 
 
 def _check_arity(definition: OpDef, context: InferenceContext) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from stitch.errors import CompileError
-from stitch.program import Array, AttributeValue, DataType, ValueType
+from stitch.program import Array, AttributeValue, DataType, ValueType, integers_of, is_symbolic
 
 Attributes = Mapping[str, AttributeValue]
 Shape = tuple[int, ...]
@@ -177,11 +175,18 @@ class InferenceContext(WithAttributes):
         rank = max(map(len, shapes), default=0)
         result = []
         for column in zip(*[(1,) * (rank - len(s)) + s for s in shapes], strict=True):
-            sizes = set(column) - {1}
-            if len(sizes) > 1:
-                listed = " and ".join(str(list(s)) for s in shapes)
-                raise self.fail(f"shapes {listed} do not broadcast to one shape")
-            result.append(sizes.pop() if sizes else 1)
+            common = 1
+            for size in column:
+                if not is_symbolic(size) and size == 1:
+                    continue
+                if not is_symbolic(common) and common == 1:
+                    common = size
+                elif size != common and size != 1:
+                    if common != 1:
+                        listed = " and ".join(str(list(s)) for s in shapes)
+                        raise self.fail(f"shapes {listed} do not broadcast to one shape")
+                    common = size
+            result.append(common)
         return tuple(result)
 
     def require_broadcast_to(self, index: int, shape: Shape) -> None:
@@ -212,7 +217,7 @@ class InferenceContext(WithAttributes):
         """Return the integers of an operand that must be known at compile time."""
         self.require_type(index, frozenset({DataType.INT64, DataType.INT32}))
         data = self.known_data(index, name)
-        return tuple(int(value) for value in np.ravel(data))
+        return integers_of(data)
 
     def known_data(self, index: int, name: str) -> Array:
         """Return the data of an operand that must be known at compile time."""

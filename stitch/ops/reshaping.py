@@ -27,7 +27,7 @@ from stitch.ops.element_types import (
 from stitch.ops.gradient import GradientContext, no_gradient
 from stitch.ops.inference import Inference, InferenceContext, Shape, float_of, int_of, same_as_first
 from stitch.ops.steps import CHUNK_SIZE, copy_steps, fill_step, slice_range
-from stitch.program import Array, DataType, Operation, ValueType
+from stitch.program import Array, DataType, Operation, ValueType, int64_array
 
 # Batching -----------------------------------------------------------------------------------------
 
@@ -53,10 +53,11 @@ def _infer_reshape(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_type(1, INT64)
     wanted = list(context.known_ints(1, "shape"))
     keep_zero = bool(context.int_of("allowzero"))
-    is_valid = wanted.count(-1) <= 1 and min(wanted, default=0) >= -1
+    is_valid = wanted.count(-1) <= 1 and all(size >= -1 for size in wanted)
+    is_valid &= not (keep_zero and -1 in wanted and 0 in wanted)
     context.require(
-        is_valid and not (keep_zero and {-1, 0} <= set(wanted)), "shape of Reshape is invalid",
-        expected="sizes >= 0 and at most one -1", got=wanted,
+        is_valid, "shape of Reshape is invalid", expected="sizes >= 0 and at most one -1",
+        got=wanted,
     )  # fmt: skip
     if not keep_zero:
         if any(size == 0 and i >= len(data.shape) for i, size in enumerate(wanted)):
@@ -170,8 +171,8 @@ def known_by_type(operation: Operation, kind: ValueType | None) -> Array | None:
     if operation.domain or kind is None or operation.op not in ("Shape", "Size"):
         return None
     if operation.op == "Size":
-        return np.array(math.prod(kind.shape), np.int64)
-    return np.array(_listed(operation.attributes, kind.shape), np.int64)
+        return int64_array([math.prod(kind.shape)], ())
+    return int64_array(_listed(operation.attributes, kind.shape))
 
 
 def _infer_size(context: InferenceContext) -> tuple[ValueType, ...]:

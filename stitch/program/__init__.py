@@ -58,18 +58,34 @@ from stitch.program.program import (
     summary,
 )
 from stitch.program.scans import CONDITION, MAX_ROUNDS, SCAN, ScanForm, is_scan
+from stitch.program.size_expressions import Expression
+from stitch.program.symbolic_data import (
+    SymbolicData,
+    has_symbols,
+    int64_array,
+    integers_of,
+    same_integers,
+)
+from stitch.program.symbolic_sizes import (
+    Dim,
+    Guard,
+    SymbolicSize,
+    SymbolicSizes,
+    at_sizes,
+    is_symbolic,
+    size_of,
+)
 
 __all__ = [
-    "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool",
-    "CONDITION", "Constant", "Contents", "DataType", "FreeNames", "INITIAL_STATE", "InputKind",
-    "InputSlot",
-    "Layout", "MAX_EXPANSION", "MAX_RANK", "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MathFidelity",
-    "MemoryLayout", "NO_ATTRIBUTES",
-    "OPAQUE_DOMAIN", "Operation",
-    "OperationList", "Orientation", "OutputSlot", "Ownership", "Program", "Role", "SCAN",
-    "ScanForm", "Scratch", "Seam", "ShardSpec", "Space", "TILE_SHAPE", "TensorDesc", "Value",
-    "ValueType", "as_read_only",
-    "body_lines", "can_change", "dense_bytes", "holds_foreign", "host_layout", "is_scan",
-    "link_problem", "name_of",
-    "result_types", "same_bytes", "structure_problems", "summary",
+    "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool", "CONDITION",
+    "Constant", "Contents", "DataType", "Dim", "Expression", "FreeNames", "Guard",
+    "INITIAL_STATE", "InputKind", "InputSlot", "Layout", "MAX_EXPANSION", "MAX_RANK",
+    "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MathFidelity", "MemoryLayout", "NO_ATTRIBUTES",
+    "OPAQUE_DOMAIN", "Operation", "OperationList", "Orientation", "OutputSlot", "Ownership",
+    "Program", "Role", "SCAN", "ScanForm", "Scratch", "Seam", "ShardSpec", "Space",
+    "SymbolicData", "SymbolicSize", "SymbolicSizes", "TILE_SHAPE", "TensorDesc", "Value",
+    "ValueType", "as_read_only", "at_sizes", "body_lines", "can_change", "dense_bytes",
+    "holds_foreign", "has_symbols", "host_layout", "int64_array", "integers_of", "is_scan",
+    "is_symbolic", "link_problem", "name_of", "result_types", "same_bytes", "same_integers",
+    "size_of", "structure_problems", "summary",
 ]  # fmt: skip

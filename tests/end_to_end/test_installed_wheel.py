@@ -69,8 +69,8 @@ def test_every_block_of_the_readme_runs_in_an_empty_folder(wheel: Wheel, tmp_pat
 
 
 LONG_PAGES = (
-    "compile_cache.md", "fractal.md", "how-to/c.md", "how-to/gpu.md", "how-to/plugins.md",
-    "how-to/report-page.md", "how-to/several-devices.md",
+    "compile_cache.md", "fractal.md", "how-to/c.md", "how-to/dynamic-shapes.md", "how-to/gpu.md",
+    "how-to/plugins.md", "how-to/report-page.md", "how-to/several-devices.md",
     "local_backend.md", "tasks.md", "torch_compile.md", "tracing.md", "training.md",
 )  # fmt: skip
 
@@ -131,7 +131,7 @@ def test_no_page_has_a_block_that_no_test_runs() -> None:
     run |= {"docs/compile_cache.md", "docs/fractal.md", "docs/local_backend.md"}
     run |= {"docs/foreign_operators.md", "docs/how-to/several-devices.md"}
     run |= {"docs/how-to/report-page.md", "docs/how-to/plugins.md", "docs/how-to/gpu.md"}
-    run |= {"docs/how-to/c.md"}
+    run |= {"docs/how-to/c.md", "docs/how-to/dynamic-shapes.md"}
     run |= {"docs/torch_compile.md", "docs/tracing.md"}
     run |= {f"docs/{name}" for name in SHOWN_PAGES}
     # tests/end_to_end/test_extensions_from_outside.py runs these in an environment of their own.

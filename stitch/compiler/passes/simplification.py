@@ -19,7 +19,16 @@ from stitch.budget import SMALL_NBYTES, claim, claim_for
 from stitch.errors import StitchError
 from stitch.graph import MAX_KNOWN_ELEMENTS, ComputationGraph
 from stitch.ops import attributes_of, sees_everywhere
-from stitch.program import ABSENT, Array, Constant, Operation, Value, ValueType
+from stitch.program import (
+    ABSENT,
+    Array,
+    Constant,
+    Operation,
+    Value,
+    ValueType,
+    has_symbols,
+    same_integers,
+)
 
 # Constant folding -------------------------------------------------------------------------------
 
@@ -63,16 +72,19 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
     outputs = {slot.value for slot in graph.outputs}
     kept: list[Operation] = []
     for operation in graph.operations:
+        operands = [None if v == ABSENT else graph.values[v].type for v in operation.inputs]
+        shape = ops.known_by_type(operation, operands[0]) if operands else None
+        if shape is None and not all(v == ABSENT or v in known for v in operation.inputs):
+            kept.append(operation)
+            continue
         dying = {
             v
             for v in operation.inputs
             if v in known and v not in outputs and readers[v] == operation.inputs.count(v)
         }
-        operands = [None if v == ABSENT else graph.values[v].type for v in operation.inputs]
         types = [graph.values[v].type for v in operation.outputs if v != ABSENT]
         growth = sum(kind.nbytes for kind in types if not _is_index(kind))
         growth -= sum(known[v].nbytes for v in dying)
-        shape = ops.known_by_type(operation, operands[0]) if operands else None
         results = None if shape is None else dict.fromkeys(operation.outputs, shape)
         steps = 0 if shape is not None else ops.estimated_steps(operation, operands, types)
         if results is None and growth <= max(growth_nbytes, 0) and steps <= steps_left:
@@ -101,9 +113,9 @@ def _fold(
     workspace_nbytes: int,
 ) -> dict[int, Array] | None:
     """Return the results of an operation by value, or None if it must stay."""
-    if not is_repeatable(operation) or not all(v == ABSENT or v in known for v in operation.inputs):
+    if not is_repeatable(operation):
         return None
-    arrays = [None if v == ABSENT else known[v] for v in operation.inputs]
+    arrays = [None if v == ABSENT else np.asarray(known[v]) for v in operation.inputs]
     try:
         taken = ops.kernel_workspace(
             operation.op, operands, types, domain=operation.domain, attributes=operation.attributes
@@ -148,8 +160,10 @@ def exchange(rank: int) -> tuple[int, ...]:
 
 # Redundancy -------------------------------------------------------------------------------------
 
-#: Operators that change the shape, but not the elements or their order.
-_SHAPE_OPERATORS = frozenset({"Expand", "Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+#: Operators that do nothing if their result has the type of their operand.
+_SAME_ORDER = frozenset({
+    "Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze",
+})  # fmt: skip
 
 
 def remove_identities(graph: ComputationGraph) -> ComputationGraph:
@@ -188,14 +202,15 @@ def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]
     written = [v for v in operation.outputs if v != ABSENT and v in read]
     if not operation.outputs or set(written) - {operation.outputs[0]}:
         return False
-    if values[operation.inputs[0]].type != values[operation.outputs[0]].type:
-        return False
-    if operation.op == "Dropout":
-        return len(operation.inputs) < 3 or operation.inputs[2] == ABSENT
     if operation.op == "Transpose":
         rank = len(values[operation.inputs[0]].type.shape)
         return axis_order(operation, values) == tuple(range(rank))
-    return operation.op in ("Identity", "Cast") or operation.op in _SHAPE_OPERATORS
+    if operation.op == "Dropout" and len(operation.inputs) > 2:
+        if operation.inputs[2] != ABSENT:
+            return False
+    elif operation.op not in _SAME_ORDER:
+        return False
+    return values[operation.inputs[0]].type == values[operation.outputs[0]].type
 
 
 def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:
@@ -203,8 +218,21 @@ def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:
     now: dict[int, int] = {}
     seen: dict[Hashable, tuple[int, ...]] = {}
     constants: list[Constant] = []
-    samples = Counter(_sample(constant) for constant in graph.constants)
+    #: Those of `constants` with symbolic sizes.
+    symbolic: list[Constant] = []
+    samples = Counter(_sample(c) for c in graph.constants if not has_symbols(c.data))
     for constant in graph.constants:
+        if has_symbols(constant.data) or (symbolic and constant.data.dtype == np.int64):
+            others = constants if has_symbols(constant.data) else symbolic
+            same = (c.value for c in others if same_integers(c.data, constant.data))
+            known = next(same, None)
+            if known is not None:
+                now[constant.value] = known
+                continue
+            if has_symbols(constant.data):
+                symbolic.append(constant)
+                constants.append(constant)
+                continue
         alone = samples[_sample(constant)] == 1
         key = constant.value if alone else _constant_key(constant)
         first = seen.setdefault(key, (constant.value,))
@@ -242,7 +270,11 @@ def _constant_key(constant: Constant) -> Hashable:
 
 
 def _operation_key(operation: Operation, values: tuple[Value, ...]) -> Hashable:
-    types = tuple(None if v == ABSENT else values[v].type for v in operation.outputs)
+    # Operators of Stitch's own infer the types of their results from the rest of the key.
+    declares = operation.is_foreign or operation.is_opaque
+    types = tuple(
+        None if v == ABSENT else values[v].type if declares else True for v in operation.outputs
+    )
     # repr distinguishes 1 from 1.0 and 0.0 from -0.0; `==` does not.
     attributes = tuple(
         (name, repr(operation.attributes[name])) for name in sorted(operation.attributes)

@@ -1,0 +1,131 @@
+"""`DynamicProgram`: a module compiled once for many sizes of its inputs.
+
+Tracing and the passes run once, with symbolic sizes; `at` replaces them by numbers and places the
+result. Spaces, layouts and scratch depend on sizes in steps (shares of L1, tiles), so they are
+computed for each size, by the code that any compilation runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stitch.compiler.compile_graph import place_graph, prepare_graph
+from stitch.compiler.options import Compilation, CompileOptions
+from stitch.errors import CompileError
+from stitch.graph import ComputationGraph
+from stitch.machine import Machine
+from stitch.program import (
+    Constant,
+    Guard,
+    Program,
+    SymbolicData,
+    SymbolicSize,
+    SymbolicSizes,
+    Value,
+    ValueType,
+    at_sizes,
+    is_symbolic,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DynamicProgram:
+    """A prepared graph with symbolic sizes, and the guards that its preparation relied on.
+
+    Attributes:
+        graph: The graph after the passes; shapes have symbolic sizes.
+        sizes: The named sizes with their bounds, hints and guards.
+        machine: The machine that it is compiled for.
+        options: The options of the compilation.
+    """
+
+    graph: ComputationGraph
+    sizes: SymbolicSizes
+    machine: Machine
+    options: CompileOptions
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """The relations between sizes that the program relies on."""
+        return self.sizes.guards
+
+    def at(self, **sizes: int) -> Program:
+        """Return the static program at some sizes, equal to compiling the module at them.
+
+        Args:
+            **sizes: A number for each named size.
+
+        Raises:
+            UsageError: A size is missing, unknown or out of its bounds.
+            CompileError: A guard does not hold; the error names the line that relied on it.
+            OutOfMemoryError: The program does not fit the machine at these sizes.
+        """
+        return self.compilation_at(sizes)[1].program
+
+    def compilation_at(self, sizes: dict[str, int]) -> tuple[ComputationGraph, Compilation]:
+        """Return the graph and the compilation at some sizes; raises what `at` raises."""
+        checked = self.sizes.check(sizes, f"program {self.options.name or self.graph.name!r}")
+        values = tuple([
+            _value_at(value, checked) if any(map(is_symbolic, value.type.shape)) else value
+            for value in self.graph.values
+        ])  # fmt: skip
+        constants = tuple([
+            Constant(c.value, c.data.at(checked)) if isinstance(c.data, SymbolicData) else c
+            for c in self.graph.constants
+        ])  # fmt: skip
+        graph = replace(self.graph, values=values, constants=constants)
+        return graph, place_graph(graph, (), self.machine, self.options)
+
+    def text(self) -> str:
+        """Return sizes, guards and the types of the slots as readable text."""
+        graph, lines = self.graph, [f"dynamic program @{self.options.name or self.graph.name} {{"]
+        lines += [
+            f"  size {dim.name}: {dim.least} to {dim.most}" for dim in self.sizes.dims.values()
+        ]
+        lines += [
+            f"  {'specialised' if guard.is_specialised else 'guard'} {guard.text()}"
+            for guard in self.guards
+        ]
+        lines += [
+            f"  {side} {slot.name}: {type_text(graph.values[slot.value].type)}"
+            for side, slots in (("input", graph.inputs), ("output", graph.outputs))
+            for slot in slots
+        ]
+        return "\n".join([*lines, "}\n"])
+
+
+def type_text(kind: ValueType) -> str:
+    """Return the text of a type, with expressions for symbolic sizes."""
+    shape = [
+        size.expression.text(True) if isinstance(size, SymbolicSize) else str(size)
+        for size in kind.shape
+    ]
+    return "x".join([*shape, kind.data_type.short])
+
+
+def _value_at(value: Value, sizes: dict[str, int]) -> Value:
+    return Value(value.name, ValueType(at_sizes(value.type.shape, sizes), value.type.data_type))
+
+
+def compile_dynamic(
+    graph: ComputationGraph, sizes: SymbolicSizes, machine: Machine, options: CompileOptions
+) -> DynamicProgram:
+    """Compile a graph whose inputs have symbolic sizes, and end the recording of guards.
+
+    Raises:
+        CompileError: The graph has loops, states or foreign operators, or its types do not agree.
+    """
+    refused = [
+        ("operations with a body (loops, scans, conditions)", bool(graph.bodies)),
+        ("states", bool(graph.initial_state)),
+        ("foreign operators", bool(graph.foreign_operations())),
+    ]
+    for what, is_there in refused:
+        if is_there:
+            raise CompileError(
+                f"dynamic_shapes= does not support {what}", where=f"graph {graph.name!r}",
+                remedy="compile the module without dynamic_shapes=, once for each size",
+            )  # fmt: skip
+    prepared, _ = prepare_graph(graph, machine, options)
+    sizes.is_open = False
+    return DynamicProgram(prepared, sizes, machine, options)

@@ -1,0 +1,128 @@
+"""`DynamicModel`: a module compiled once with named sizes; each call runs the static model of its
+arguments' shapes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stitch.argument_kinds import arranged
+from stitch.compiler import DynamicProgram, type_text
+from stitch.errors import UsageError
+from stitch.model import PRODUCER, CompiledModel
+from stitch.ttb import Binary
+
+#: Static models that are kept; the oldest one is dropped first.
+MAX_MODELS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DynamicModel:
+    """A compiled module with named sizes, from `stitch.compile(..., dynamic_shapes=...)`.
+
+    `model(x)` reads the sizes from the shapes of its arguments and calls the static model at them,
+    which is made once. `at` returns that model, to save it or to load it on a device.
+
+    Attributes:
+        program: The program with named sizes; it has their guards.
+        target: The machine that calls open.
+        models: The static models so far, by their sizes in the order of the names.
+    """
+
+    program: DynamicProgram
+    target: str
+    models: dict[tuple[int, ...], CompiledModel] = field(default_factory=dict)
+    #: The same by the sizes of the arguments, in the order of `_sources`.
+    _by_key: dict[tuple[int, ...], CompiledModel] = field(default_factory=dict)
+    #: Positions of arguments, and axes, that give sizes.
+    _sources: list[tuple[int, int]] = field(init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        places = {slot.name: i for i, slot in enumerate(self.program.graph.inputs)}
+        sources = [(places[name], axis) for name, axis, _ in self.program.sizes.sources]
+        object.__setattr__(self, "_sources", sources)
+
+    def __repr__(self) -> str:
+        return f"<DynamicModel for {self.target}: {self.program.text()}>"
+
+    def text(self) -> str:
+        """Return sizes, guards and slots as readable text."""
+        return self.program.text()
+
+    def at(self, **sizes: int) -> CompiledModel:
+        """Return the static model at some sizes: what compiling the module at them gives.
+
+        Args:
+            **sizes: A number for each named size.
+
+        Raises:
+            UsageError: A size is missing, unknown or out of its bounds.
+            CompileError: The module or the compiler relied on a relation that does not hold; the
+                error names the line.
+            OutOfMemoryError: The program does not fit the machine at these sizes.
+        """
+        key = tuple([sizes.get(name, -1) for name in self.program.sizes.dims])
+        model = self.models.get(key)
+        if model is None or len(sizes) != len(key):
+            graph, compilation = self.program.compilation_at(sizes)
+            options, shape = self.program.options, self.program.machine.shape
+            model = CompiledModel(
+                graph, Binary((compilation.program,), shape, PRODUCER), self.target,
+                options.placement, compilation.warnings, executor=options.executor,
+                math_fidelity=options.math_fidelity,
+            )  # fmt: skip
+            with self._lock:
+                if len(self.models) >= MAX_MODELS:
+                    self._by_key.clear()
+                    self.models.pop(next(iter(self.models)))
+                model = self.models.setdefault(key, model)
+        return model
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run the static model of the arguments' shapes.
+
+        Raises:
+            UsageError: Two arguments disagree about a size, an argument has too few axes, or a
+                size is out of bounds.
+            CompileError: A guard does not hold at these sizes.
+        """
+        if not named:
+            try:
+                key = tuple([arguments[i].shape[axis] for i, axis in self._sources])
+            except (AttributeError, IndexError):
+                pass  # Lists and scalars, or an error that `_sizes_of` raises.
+            else:
+                model = self._by_key.get(key)
+                if model is not None:
+                    return model(*arguments)
+        return self._model_for(arguments, named)(*arguments, **named)
+
+    def _model_for(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> CompiledModel:
+        graph, sizes = self.program.graph, self.program.sizes
+        types = [(s.name, type_text(graph.input_type(i))) for i, s in enumerate(graph.inputs)]
+        inputs = arranged(f"model {graph.name!r}", types, arguments, named)
+        by_name = {name: value for (name, _), value in zip(types, inputs, strict=True)}
+        found: dict[str, tuple[int, str]] = {}
+        key: list[int] = []
+        for name, axis, dim in sizes.sources:
+            value, where = by_name[name], f"{name}.shape[{axis}]"
+            shape = value.shape if hasattr(value, "shape") else np.shape(value)
+            if axis >= len(shape):
+                raise UsageError(f"input {name!r} has too few axes for size {dim!r}",
+                                 expected=dict(types)[name], got=str(list(shape)))  # fmt: skip
+            size, first = found.setdefault(dim, (shape[axis], where))
+            if size != shape[axis]:
+                raise UsageError(
+                    f"two inputs disagree about size {dim!r}", expected=f"{first} = {size}",
+                    got=f"{where} = {shape[axis]}", remedy="pass inputs of one size, or declare "
+                    "two Dims with different names",
+                )  # fmt: skip
+            key.append(size)
+        model = self.at(**{name: size for name, (size, _) in found.items()})
+        self._by_key[tuple(key)] = model
+        return model

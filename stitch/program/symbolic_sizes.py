@@ -1,0 +1,405 @@
+"""Sizes that are symbols while a module is traced and compiled, and what the compiler relied on.
+
+A `SymbolicSize` stands where a shape has an integer, with a hint: the value that it has in this
+compilation. It is no `int`: C code cannot take its value silently. Arithmetic gives expressions. A
+comparison that bounds and normal form do not decide is decided by the hints and recorded as a
+guard; anything else that needs a number specialises: it records the guard `size == hint`.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import PurePath
+from typing import Any, NoReturn, cast
+
+import numpy as np
+
+from stitch.errors import CompileError, UsageError, unknown
+from stitch.program.size_expressions import Bounds, Expression
+
+#: The largest size of an axis.
+MAX_SIZE = 1 << 48
+#: The hint of a size whose example is 0 or 1, if it is within bounds.
+COMMON_HINT = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A named size with inclusive bounds, for `dynamic_shapes=` of `stitch.compile`.
+
+    Raises:
+        UsageError: The name is no identifier, or the bounds contain no size.
+
+    >>> Dim("batch", 1, 64)
+    Dim(name='batch', least=1, most=64)
+    """
+
+    name: str
+    least: int = 1
+    most: int = MAX_SIZE
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and self.name.isidentifier()):
+            raise UsageError("the name of a Dim must be an identifier", got=repr(self.name))
+        ends = (self.least, self.most)
+        if not all(isinstance(end, Integral) and not isinstance(end, bool) for end in ends):
+            raise UsageError("the bounds of a Dim must be whole numbers", got=str(ends))
+        if not 0 <= self.least <= self.most <= MAX_SIZE:
+            raise UsageError(f"Dim {self.name!r} has no sizes within its bounds",
+                             expected=f"0 <= least <= most <= {MAX_SIZE}",
+                             got=f"{self.least} to {self.most}")  # fmt: skip
+
+
+#: The relations of guards to their functions.
+RELATIONS: Mapping[str, Callable[[int, int], bool]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+}  # fmt: skip
+_NEGATED = {"==": ("!=", False), "!=": ("==", False), "<": ("<=", True), "<=": ("<", True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A relation between sizes that a compilation relied on.
+
+    `line` is the line of the user's module, `relied` that of the compiler; `is_specialised` tells
+    that a number was needed rather than a comparison.
+    """
+
+    left: Expression
+    relation: str
+    right: Expression
+    line: str
+    relied: str
+    is_specialised: bool
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Return whether the relation holds for some sizes."""
+        return RELATIONS[self.relation](self.left.at(sizes), self.right.at(sizes))
+
+    def text(self) -> str:
+        """Return the relation with its lines."""
+        lines = " by ".join(filter(None, (self.line, self.relied)))
+        return f"{self.left} {self.relation} {self.right} ({lines})"
+
+
+class SymbolicSizes:
+    """The named sizes of one compilation, their hints, and the guards recorded so far."""
+
+    def __init__(self, dynamic_shapes: Mapping[str, Mapping[int, Dim]]) -> None:
+        """`dynamic_shapes` are the symbolic axes of inputs, by the inputs' names.
+
+        Raises:
+            UsageError: It is no such mapping.
+        """
+        for name, axes in dynamic_shapes.items():
+            by_axis = axes.items() if isinstance(axes, Mapping) else [(None, axes)]
+            for axis, dim in by_axis:
+                if not (type(axis) is int and isinstance(dim, Dim)):
+                    raise UsageError(
+                        f"dynamic_shapes= gives the axes of input {name!r} as a mapping of axes to "
+                        "Dims", expected='{0: stitch.Dim("batch", 1, 64)}', got=repr(axes)[:80],
+                    )  # fmt: skip
+        self._axes = {name: dict(axes) for name, axes in dynamic_shapes.items()}
+        #: Where sizes are read when a program is called: input, axis and name.
+        self.sources: list[tuple[str, int, str]] = []
+        self.dims: dict[str, Dim] = {}
+        self.hints: dict[str, int] = {}
+        self._guards: dict[tuple[Expression, str, Expression], Guard] = {}
+        #: Whether comparisons are still recorded; afterwards sizes give no numbers.
+        self.is_open = True
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """The guards in the order in which they were first needed."""
+        return tuple(self._guards.values())
+
+    @property
+    def bounds(self) -> dict[str, Bounds]:
+        return {name: (dim.least, dim.most) for name, dim in self.dims.items()}
+
+    def shape_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of an input with symbolic sizes on its dynamic axes.
+
+        Args:
+            name: The input.
+            shape: The shape of its example.
+
+        Raises:
+            UsageError: An axis does not exist, two Dims of one name differ, or the example is out
+                of bounds or contradicts another input.
+        """
+        sizes: list[Any] = list(shape)
+        for axis, dim in self._axes.pop(name, {}).items():
+            if not -len(shape) <= axis < len(shape):
+                raise UsageError(
+                    f"dynamic_shapes= names axis {axis} of input {name!r}, which has "
+                    f"{len(shape)} axes",
+                )  # fmt: skip
+            axis %= len(shape)
+            if is_symbolic(sizes[axis]):
+                raise UsageError(f"dynamic_shapes= names axis {axis} of input {name!r} twice")
+            sizes[axis] = self._size(dim, sizes[axis], f"{name}.shape[{axis}]")
+            self.sources.append((name, axis, dim.name))
+        return tuple(sizes)
+
+    def check_inputs(self, names: Sequence[str]) -> None:
+        """Raise `UsageError` if `dynamic_shapes=` names an input that is not one of `names`."""
+        for name in self._axes:
+            raise unknown(f"dynamic_shapes= names {name!r}, which is no input", name, names,
+                          UsageError)  # fmt: skip
+
+    def _size(self, dim: Dim, example: int, where: str) -> SymbolicSize | int:
+        if self.dims.setdefault(dim.name, dim) != dim:
+            raise UsageError(
+                f"two Dims called {dim.name!r} have different bounds",
+                expected=str(self.dims[dim.name]), got=str(dim),
+            )  # fmt: skip
+        if not dim.least <= example <= dim.most:
+            raise UsageError(f"the example's size of {dim.name!r} is out of bounds", where=where,
+                             expected=f"{dim.least} to {dim.most}", got=str(example))  # fmt: skip
+        # 0 and 1 are special in many comparisons (broadcasting): not what other sizes do.
+        hint = example if example > 1 else max(dim.least, min(dim.most, COMMON_HINT))
+        if self.hints.setdefault(dim.name, hint) != hint:
+            raise UsageError(f"two examples disagree about {dim.name!r}", where=where,
+                             expected=str(self.hints[dim.name]), got=str(example))  # fmt: skip
+        return SymbolicSize(Expression.of_name(dim.name), self)
+
+    def check(self, sizes: Mapping[str, int], what: str) -> dict[str, int]:
+        """Return sizes by name after checking names, bounds and guards.
+
+        Raises:
+            UsageError: A size is missing, unknown or out of bounds.
+            CompileError: A guard does not hold.
+        """
+        for name in sizes:
+            if name not in self.dims:
+                raise unknown(f"{what} has no size {name!r}", name, self.dims, UsageError)
+        checked: dict[str, int] = {}
+        for name, dim in self.dims.items():
+            given = sizes.get(name)
+            if not isinstance(given, Integral) or isinstance(given, bool):
+                raise UsageError(f"{what} needs a whole number as size {name!r}", got=repr(given))
+            if not dim.least <= given <= dim.most:
+                raise UsageError(f"size {name!r} of {what} is out of bounds",
+                                 expected=f"{dim.least} to {dim.most}", got=str(given))  # fmt: skip
+            checked[name] = int(given)
+        for guard in self._guards.values():
+            if not guard.holds(checked):
+                got = ", ".join(f"{name}={size}" for name, size in checked.items())
+                lines = " by ".join(filter(None, (guard.line, guard.relied)))
+                raise CompileError(
+                    f"{what} was compiled for sizes with {guard.left} {guard.relation} "
+                    f"{guard.right}", where=lines, got=got,
+                    remedy="change that line so that it works for any size, or compile the module "
+                    "at this size by itself",
+                )  # fmt: skip
+        return checked
+
+    def decide(self, left: Expression, relation: str, right: Expression) -> bool:
+        """Decide a relation by normal form or bounds, else by hints and with a guard."""
+        low, high = (left - right).bounds(self.bounds)
+        if relation in ("==", "!="):
+            if low == high == 0:
+                return relation == "=="
+            if low > 0 or high < 0:
+                return relation == "!="
+        else:
+            limit = -1 if relation == "<" else 0
+            if high <= limit:
+                return True
+            if low > limit:
+                return False
+        holds = RELATIONS[relation](left.at(self.hints), right.at(self.hints))
+        if not holds:
+            relation, is_swapped = _NEGATED[relation]
+            left, right = (right, left) if is_swapped else (left, right)
+        self._record(left, relation, right, False)
+        return holds
+
+    def specialise(self, expression: Expression) -> int:
+        """Return the value of an expression in this compilation, and record that it is needed."""
+        hint = expression.at(self.hints)
+        low, high = expression.bounds(self.bounds)
+        if not low == high == hint:
+            self._record(expression, "==", Expression.of_int(hint), True)
+        return hint
+
+    def _record(self, left: Expression, relation: str, right: Expression, special: bool) -> None:
+        if not self.is_open:
+            raise UsageError(
+                f"a symbolic size was used after its compilation: {left} {relation} {right}",
+                remedy="read sizes of the arrays that a call returns",
+            )
+        if (left, relation, right) not in self._guards:
+            line, relied = _lines()
+            guard = Guard(left, relation, right, line, relied, special)
+            self._guards[left, relation, right] = guard
+
+
+def _lines() -> tuple[str, str]:
+    """Return the nearest line outside Stitch and NumPy, and the nearest line of Stitch's own."""
+    frame = sys._getframe(1)
+    relied = ""
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        package = module.partition(".")[0]
+        if package not in ("stitch", "numpy"):
+            return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}", relied
+        if package == "stitch" and not relied and module not in _INNER:
+            relied = f"{module.replace('.', '/')}.py:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "", relied
+
+
+_INNER = (__name__, "stitch.program.symbolic_data", "stitch.program.operation")
+
+
+def _operator(
+    compute: Callable[[SymbolicSize, Expression, Expression], Expression],
+) -> tuple[Callable[[SymbolicSize, Any], Any], Callable[[SymbolicSize, Any], Any]]:
+    """Return an operator for two sizes or integers, and the reflected one."""
+
+    def forward(self: SymbolicSize, other: Any) -> Any:
+        right = self._expression_of(other)
+        if right is NotImplemented:
+            return right
+        return self._new(compute(self, self.expression, right))
+
+    def reflected(self: SymbolicSize, other: Any) -> Any:
+        left = self._expression_of(other)
+        if left is NotImplemented:
+            return left
+        return self._new(compute(self, left, self.expression))
+
+    return forward, reflected
+
+
+def _quotient(self: SymbolicSize, left: Expression, right: Expression) -> Expression:
+    low, high = right.bounds(self.sizes.bounds)
+    return left.quotient(right, low > 0 or high < 0)
+
+
+def _comparison(relation: str, is_swapped: bool = False) -> Callable[[SymbolicSize, Any], Any]:
+    def compare(self: SymbolicSize, other: Any) -> Any:
+        right = self._expression_of(other)
+        if right is NotImplemented:
+            return right
+        pair = (right, self.expression) if is_swapped else (self.expression, right)
+        return self.sizes.decide(pair[0], relation, pair[1])
+
+    return compare
+
+
+def _by_hint(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method that specialises, and applies a function to the number."""
+
+    def method(self: SymbolicSize, *arguments: Any) -> Any:
+        return function(self.sizes.specialise(self.expression), *arguments)
+
+    return method
+
+
+class SymbolicSize:
+    """An integer expression of named sizes, in place of an `int` while a module is compiled."""
+
+    __slots__ = ("expression", "sizes")
+
+    def __init__(self, expression: Expression, sizes: SymbolicSizes) -> None:
+        self.expression = expression
+        self.sizes = sizes
+
+    def _new(self, expression: Expression) -> SymbolicSize | int:
+        number = expression.constant
+        return SymbolicSize(expression, self.sizes) if number is None else number
+
+    def _expression_of(self, other: Any) -> Any:
+        if isinstance(other, SymbolicSize):
+            if other.sizes is not self.sizes:
+                raise UsageError("two symbolic sizes are of different compilations")
+            return other.expression
+        if isinstance(other, Integral):
+            return Expression.of_int(int(other))
+        return NotImplemented
+
+    __add__, __radd__ = _operator(lambda self, a, b: a + b)
+    __sub__, __rsub__ = _operator(lambda self, a, b: a - b)
+    __mul__, __rmul__ = _operator(lambda self, a, b: a * b)
+    __floordiv__, __rfloordiv__ = _operator(_quotient)
+    __mod__, __rmod__ = _operator(lambda self, a, b: a - _quotient(self, a, b) * b)
+
+    def __neg__(self) -> SymbolicSize | int:
+        return self._new(self.expression * -1)
+
+    def __pos__(self) -> SymbolicSize:
+        return self
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    __eq__ = _comparison("==")
+    __ne__ = _comparison("!=")
+    __lt__ = _comparison("<")
+    __le__ = _comparison("<=")
+    __gt__ = _comparison("<", True)
+    __ge__ = _comparison("<=", True)
+
+    def __bool__(self) -> bool:
+        return self.sizes.decide(self.expression, "!=", Expression.of_int(0))
+
+    # What needs a number.
+    __hash__ = _by_hint(hash)
+    __index__ = _by_hint(int)
+    __int__ = _by_hint(int)
+    __float__ = _by_hint(float)
+    __abs__ = _by_hint(abs)
+    __str__ = _by_hint(str)
+    __format__ = _by_hint(format)
+    __truediv__, __rtruediv__ = _by_hint(operator.truediv), _by_hint(lambda n, o: o / n)
+    __pow__, __rpow__ = _by_hint(pow), _by_hint(lambda n, o: o**n)
+    __lshift__, __rlshift__ = _by_hint(operator.lshift), _by_hint(lambda n, o: o << n)
+    __rshift__, __rrshift__ = _by_hint(operator.rshift), _by_hint(lambda n, o: o >> n)
+    __and__, __rand__ = _by_hint(operator.and_), _by_hint(lambda n, o: o & n)
+    __or__, __ror__ = _by_hint(operator.or_), _by_hint(lambda n, o: o | n)
+    __xor__, __rxor__ = _by_hint(operator.xor), _by_hint(lambda n, o: o ^ n)
+    __invert__, __round__ = _by_hint(operator.invert), _by_hint(round)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(int(self), dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **words: Any) -> Any:
+        # As Python's integers, whose type NumPy adapts to that of the other operand.
+        numbers = [int(i) if isinstance(i, SymbolicSize) else i for i in inputs]
+        return getattr(ufunc, method)(*numbers, **words)
+
+    def __repr__(self) -> str:
+        # The text of lists and tuples; after the compilation no number is relied on any more.
+        return str(self) if self.sizes.is_open else f"<symbolic {self.expression}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(f"the symbolic size {self.expression} cannot be pickled")
+
+
+def is_symbolic(size: object) -> bool:
+    """Return whether an integer of a shape is symbolic."""
+    return isinstance(size, SymbolicSize)
+
+
+def size_of(given: Any) -> int:
+    """Return an integer of a shape as it is if it is symbolic, else as an `int`."""
+    return cast(int, given) if isinstance(given, SymbolicSize) else int(given)
+
+
+def at_sizes(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return a shape with its symbolic sizes replaced by numbers."""
+    return tuple([
+        size.expression.at(sizes) if isinstance(size, SymbolicSize) else size for size in shape
+    ])  # fmt: skip

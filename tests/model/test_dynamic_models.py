@@ -1,0 +1,231 @@
+"""Dynamic models: what `at` returns equals compiling the module at these sizes, in text and bytes;
+calls choose it by their arguments; what a module relied on is named with its line."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import CompileError, UsageError
+from stitch.graph.control_flow import scan
+
+RNG = np.random.default_rng(3)
+
+
+def weights(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+W1, B1, W2, B2 = weights(12, 16), weights(16), weights(16, 5), weights(5)
+
+
+def mlp(x: Any) -> Any:
+    return np.maximum(x @ W1 + B1, 0) @ W2 + B2
+
+
+K1, K2, HEAD = weights(4, 1, 3, 3), weights(6, 4, 3, 3), weights(6 * 4, 5)
+
+
+def cnn(x: Any) -> Any:
+    b = x.builder
+    h = b.pool2d(b.relu(b.conv2d(x, K1)), 2)
+    h = b.pool2d(b.relu(b.conv2d(h, K2)), 2)
+    return h.reshape(x.shape[0], -1) @ HEAD
+
+
+WIDTH, HEADS = 8, 2
+QUERY, KEY, VALUE, OUT = (weights(WIDTH, WIDTH) for _ in range(4))
+UP, DOWN = weights(WIDTH, 3 * WIDTH), weights(3 * WIDTH, WIDTH)
+
+
+def normalised(x: Any) -> Any:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + 1e-5)
+
+
+def transformer_block(x: Any) -> Any:
+    batch, length, width = x.shape
+    h = normalised(x)
+    q, k, v = (
+        (h @ w).reshape(batch, length, HEADS, width // HEADS).transpose(0, 2, 1, 3)
+        for w in (QUERY, KEY, VALUE)
+    )
+    scores = np.exp(q @ k.transpose(0, 1, 3, 2))
+    attended = scores / scores.sum(axis=-1, keepdims=True) @ v
+    x = x + attended.transpose(0, 2, 1, 3).reshape(batch, length, width) @ OUT
+    return x + np.maximum(normalised(x) @ UP, 0) @ DOWN
+
+
+def two_inputs(x: Any, y: Any) -> Any:
+    return {"sum": x + y, "product": x @ y.T, "flat": x.reshape(-1), "joined": (x * 2).ravel()}
+
+
+BATCH, LENGTH = stitch.Dim("batch", 1, 40), stitch.Dim("length", 1, 24)
+#: Module, example shapes by input, and their dynamic axes.
+MODULES: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]], dict[str, Any]]] = {
+    "mlp": (mlp, {"x": (8, 12)}, {"x": {0: BATCH}}),
+    "cnn": (cnn, {"x": (3, 1, 14, 14)}, {"x": {0: BATCH}}),
+    "transformer_block": (transformer_block, {"x": (3, 6, WIDTH)}, {"x": {0: BATCH, 1: LENGTH}}),
+    "two_inputs": (two_inputs, {"x": (9, 5), "y": (9, 5)}, {"x": {0: BATCH}, "y": {0: BATCH}}),
+}
+
+
+def dynamic_model(name: str) -> stitch.DynamicModel:
+    module, shapes, axes = MODULES[name]
+    return stitch.compile(module, zeros(shapes.values()), dynamic_shapes=axes)
+
+
+def zeros(shapes: Any) -> tuple[Any, ...]:
+    return tuple(np.zeros(shape, np.float32) for shape in shapes)
+
+
+def shapes_at(name: str, sizes: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
+    _, shapes, axes = MODULES[name]
+    for slot, shape in shapes.items():
+        yield tuple(
+            sizes[axes[slot][i].name] if i in axes[slot] else n for i, n in enumerate(shape)
+        )
+
+
+def check_at(model: stitch.DynamicModel, name: str, sizes: Mapping[str, int]) -> None:
+    """The static model equals compiling at its sizes; so do its results."""
+    static = model.at(**sizes)
+    shapes = list(shapes_at(name, sizes))
+    expected = stitch.compile(MODULES[name][0], zeros(shapes))
+    assert static.text() == expected.text()
+    assert static.encode() == expected.encode()
+    arguments = [weights(*shape) for shape in shapes]
+    results, wanted = model(*arguments), expected(*arguments)
+    several = isinstance(wanted, tuple)
+    for one, other in zip(*((r if several else (r,)) for r in (results, wanted)), strict=True):
+        assert np.array_equal(np.asarray(one), np.asarray(other), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_size_stays_free_and_equals_compiling_there(name: str) -> None:
+    model = dynamic_model(name)
+    assert not model.program.guards
+    for batch, length in ((1, 1), (2, 24), (7, 2), (40, 8)):
+        sizes = {"batch": batch, "length": length}
+        check_at(model, name, {n: sizes[n] for n in model.program.sizes.dims})
+
+
+@pytest.mark.campaign("dynamic_sizes")
+@pytest.mark.parametrize("name", MODULES)
+def test_random_sizes_equal_compiling_there(name: str) -> None:
+    model, draw = dynamic_model(name), random.Random(name)
+    dims = model.program.sizes.dims.values()
+    for _ in range(200):
+        check_at(model, name, {dim.name: draw.randint(dim.least, dim.most) for dim in dims})
+
+
+def test_calls_choose_by_shape_and_each_size_is_made_once() -> None:
+    model = dynamic_model("mlp")
+    x = weights(8, 12)
+    whole = np.asarray(model(x))
+    assert np.array_equal(np.asarray(model(x=x)), whole)
+    assert np.array_equal(np.asarray(model(x.tolist())), whole)
+    assert np.asarray(model(x[:3])).shape == (3, 5)
+    assert model.models.keys() == {(8,), (3,)}
+    assert model.at(batch=3) is model.models[3,]
+
+
+def test_a_static_model_is_an_ordinary_one(tmp_path: Any) -> None:
+    model, x = dynamic_model("mlp"), weights(6, 12)
+    model.at(batch=6).save(tmp_path / "six.ttb")
+    with stitch.open_device("tiny") as device, pytest.raises(stitch.errors.IncompatibleError):
+        device.load(tmp_path / "six.ttb")
+    with stitch.open_device("wormhole_n150") as device:
+        loaded = device.load(tmp_path / "six.ttb")
+        assert np.array_equal(loaded(x).numpy(), np.asarray(model(x)))
+    assert model.program.at(batch=6).text() == model.at(batch=6).text()
+
+
+def test_the_text_shows_sizes_guards_and_expressions() -> None:
+    def halves(x: Any) -> Any:
+        count = x.shape[0]
+        if count > 4:
+            x = x * 2
+        return x.reshape(count * 2, -1), np.zeros(count, np.float32) + x[:, 0]
+
+    model = stitch.compile(halves, zeros([(8, 12)]), dynamic_shapes={"x": {0: BATCH}})
+    file = "test_dynamic_models.py"
+    first = halves.__code__.co_firstlineno
+    assert model.text().splitlines() == [
+        "dynamic program @halves {",
+        "  size batch: 1 to 40",
+        f"  guard 4 < batch ({file}:{first + 2})",
+        f"  specialised batch == 8 ({file}:{first + 4})",
+        "  input x: batchx12xf32",
+        "  output output_0: (2*batch)x6xf32",
+        "  output output_1: 8xf32",
+        "}",
+    ]
+    with pytest.raises(CompileError, match=f"batch == 8\n.*{file}:{first + 4}"):
+        model.at(batch=9)
+    with pytest.raises(CompileError, match=f"4 < batch\n.*{file}:{first + 2}"):
+        model(weights(4, 12))
+
+
+def test_a_product_of_sizes_that_must_agree_is_a_guard() -> None:
+    def module(x: Any, y: Any) -> Any:
+        return x + y
+
+    dims = {"x": {0: stitch.Dim("n", 1, 9)}, "y": {0: stitch.Dim("m", 1, 9)}}
+    model = stitch.compile(module, zeros([(4, 2), (4, 2)]), dynamic_shapes=dims)
+    assert [guard.text().split(" (")[0] for guard in model.program.guards] == ["m == n"]
+    assert model.at(n=5, m=5).text() == stitch.compile(module, zeros([(5, 2), (5, 2)])).text()
+    with pytest.raises(CompileError, match="m == n"):
+        model.at(n=5, m=6)
+
+
+BAD_CALLS: list[tuple[Sequence[tuple[int, ...]], str]] = [
+    ([(3, 5), (4, 5)], r"disagree about size 'batch'"), ([(41, 5), (41, 5)], "out of bounds"),
+    ([(0, 5), (0, 5)], "out of bounds"), ([(), (3, 5)], "too few axes"), ([(3, 5)], "missing: y"),
+    ([(3, 6), (3, 6)], "another shape"), ([(3, 5)] * 3, "surplus"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shapes", "message"), BAD_CALLS)
+def test_bad_calls_are_refused(shapes: Sequence[tuple[int, ...]], message: str) -> None:
+    model = dynamic_model("two_inputs")
+    for _ in range(2):
+        with pytest.raises((UsageError, stitch.LinkError), match=message):
+            model(*zeros(shapes))
+
+
+BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
+    (mlp, {"dynamic_shapes": {"y": {0: BATCH}}}, "'y', which is no input"),
+    (mlp, {"dynamic_shapes": {"x": {0: "batch"}}}, "mapping of axes to Dims"),
+    (mlp, {"dynamic_shapes": {"x": {0: stitch.Dim("n", 9, 10)}}}, "out of bounds"),
+    (mlp, {"optimizer": "sgd", "loss": "mse"}, "only without dynamic_shapes="),
+    (mlp, {"algorithm": "search"}, "only without dynamic_shapes="),
+    ("model.onnx", {}, "Python functions only"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "options", "message"), BAD_OPTIONS)
+def test_bad_options_are_refused(module: Any, options: dict[str, Any], message: str) -> None:
+    given = {"dynamic_shapes": {"x": {0: BATCH}}, **options}
+    with pytest.raises(UsageError, match=message):
+        stitch.compile(module, zeros([(8, 12)]), **given)
+
+
+def test_loops_are_refused() -> None:
+    def looped(x: Any) -> Any:
+        return scan(x.builder, lambda states, rows: ([states[0] + rows[0]], []), [x[0]], [x])[0]
+
+    with pytest.raises(CompileError, match="does not support operations with a body"):
+        stitch.compile(looped, zeros([(8, 12)]), dynamic_shapes={"x": {1: BATCH}})
+
+
+def test_placement_and_options_reach_every_size() -> None:
+    options: dict[str, Any] = {"placement": "input.x.space=dram", "name": "other", "target": "tiny"}
+    model = stitch.compile(mlp, zeros([(8, 12)]), dynamic_shapes={"x": {0: BATCH}}, **options)
+    expected = stitch.compile(mlp, zeros([(11, 12)]), **options)
+    assert model.at(batch=11).encode() == expected.encode()
