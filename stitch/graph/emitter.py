@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from stitch.program import (
     Operation,
     Value,
     ValueType,
+    is_symbolic,
 )
 
 #: An attribute value as callers write it: also lists, booleans, data types, None for absent.
@@ -383,7 +384,12 @@ def data_type_of(given: DataTypeLike) -> DataType:
 
 
 def attribute_of(value: AttributeLike, kind: str = "") -> AttributeValue:
-    """Convert an attribute to the representation in graphs: tuples, ints for data types."""
+    """Convert an attribute to the representation in graphs: tuples, ints for data types.
+
+    Symbolic sizes are specialised.
+    """
+    if is_symbolic(value):
+        value = int(cast(Any, value))
     if isinstance(value, DataType):
         return ops.onnx_code(value)
     if isinstance(value, str):
@@ -397,7 +403,7 @@ def attribute_of(value: AttributeLike, kind: str = "") -> AttributeValue:
         )
     items: list[Any] = [value]
     if value is None or isinstance(value, Iterable):
-        items = list(() if value is None else value)
+        items = [int(v) if is_symbolic(v) else v for v in (() if value is None else value)]
     if items and all(isinstance(item, str) for item in items):
         return tuple(items)
     if not all(isinstance(item, bool | int | float | np.number) for item in items):

@@ -12,7 +12,7 @@ import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Number
 from pathlib import PurePath
 from typing import Any, NoReturn, cast
 
@@ -262,19 +262,21 @@ _INNER = (__name__, "stitch.program.symbolic_data", "stitch.program.operation")
 
 def _operator(
     compute: Callable[[SymbolicSize, Expression, Expression], Expression],
+    by_number: Callable[[Any, Any], Any],
 ) -> tuple[Callable[[SymbolicSize, Any], Any], Callable[[SymbolicSize, Any], Any]]:
-    """Return an operator for two sizes or integers, and the reflected one."""
+    """Return an operator for sizes and integers, which other numbers specialise, and its
+    reflection."""
 
     def forward(self: SymbolicSize, other: Any) -> Any:
         right = self._expression_of(other)
         if right is NotImplemented:
-            return right
+            return by_number(int(self), other) if isinstance(other, Number) else right
         return self._new(compute(self, self.expression, right))
 
     def reflected(self: SymbolicSize, other: Any) -> Any:
         left = self._expression_of(other)
         if left is NotImplemented:
-            return left
+            return by_number(other, int(self)) if isinstance(other, Number) else left
         return self._new(compute(self, left, self.expression))
 
     return forward, reflected
@@ -289,7 +291,10 @@ def _comparison(relation: str, is_swapped: bool = False) -> Callable[[SymbolicSi
     def compare(self: SymbolicSize, other: Any) -> Any:
         right = self._expression_of(other)
         if right is NotImplemented:
-            return right
+            if not isinstance(other, Number):
+                return right
+            numbers: Any = (other, int(self)) if is_swapped else (int(self), other)
+            return RELATIONS[relation](*numbers)
         pair = (right, self.expression) if is_swapped else (self.expression, right)
         return self.sizes.decide(pair[0], relation, pair[1])
 
@@ -327,11 +332,11 @@ class SymbolicSize:
             return Expression.of_int(int(other))
         return NotImplemented
 
-    __add__, __radd__ = _operator(lambda self, a, b: a + b)
-    __sub__, __rsub__ = _operator(lambda self, a, b: a - b)
-    __mul__, __rmul__ = _operator(lambda self, a, b: a * b)
-    __floordiv__, __rfloordiv__ = _operator(_quotient)
-    __mod__, __rmod__ = _operator(lambda self, a, b: a - _quotient(self, a, b) * b)
+    __add__, __radd__ = _operator(lambda self, a, b: a + b, operator.add)
+    __sub__, __rsub__ = _operator(lambda self, a, b: a - b, operator.sub)
+    __mul__, __rmul__ = _operator(lambda self, a, b: a * b, operator.mul)
+    __floordiv__, __rfloordiv__ = _operator(_quotient, operator.floordiv)
+    __mod__, __rmod__ = _operator(lambda self, a, b: a - _quotient(self, a, b) * b, operator.mod)
 
     def __neg__(self) -> SymbolicSize | int:
         return self._new(self.expression * -1)

@@ -127,7 +127,10 @@ LEAKS: list[Callable[[Any], Any]] = [
     lambda n: [1, 2, 3, 4, 5, 6, 7][n], lambda n: {n: 1}, lambda n: np.zeros((n, 2)).shape,
     lambda n: n / 2, lambda n: 1 / n, lambda n: n**2, lambda n: 2**n, lambda n: n << 1,
     lambda n: n & 3, lambda n: n | 1, lambda n: 1 ^ n, lambda n: ~n, lambda n: math.sqrt(n),
-    lambda n: np.float32(2) * n, lambda n: np.arange(n).sum(), lambda n: f"{n}", lambda n: "%d" % n,
+    lambda n: np.float32(2) * n, lambda n: np.arange(n).sum(), lambda n: f"{n}",
+    "{0:x}".format,
+    lambda n: n * 0.5, lambda n: 1.5 - n, lambda n: n % 2.5, lambda n: 2.5 // n, lambda n: n == 6.0,
+    lambda n: n > 5.5, lambda n: n != np.float32(6), lambda n: n >= 6.5, lambda n: n * [1],
     lambda n: int64_array([n]).tolist(), lambda n: np.asarray(int64_array([n, 3])).sum(),
     lambda n: int64_array([n]).tobytes(), lambda n: str((n, 2)),
 ]  # fmt: skip
@@ -203,7 +206,8 @@ def test_a_wrong_dim_is_refused(arguments: tuple[Any, ...], message: str) -> Non
 A = Dim("a", 1, 9)
 WRONG_SHAPES: list[tuple[Any, str]] = [
     ({"x": A}, "mapping of axes"), ({"x": {0: 3}}, "mapping of axes"),
-    ({"x": {"0": A}}, "mapping of axes"), ({"x": {2: A}}, "axis 2"), ({"x": {0: A, -2: A}}, "twice"),
+    ({"x": {"0": A}}, "mapping of axes"), ({"x": {2: A}}, "axis 2"),
+    ({"x": {0: A, -2: A}}, "twice"),
     ({"x": {0: A, 1: Dim("a", 1, 8)}}, "different bounds"), ({"x": {0: Dim("a", 1, 2)}}, "bounds"),
     ({"x": {0: A, 1: A}}, "disagree"),
 ]  # fmt: skip
