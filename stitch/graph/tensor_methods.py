@@ -14,7 +14,7 @@ from stitch.errors import CompileError
 from stitch.graph.emitter import DataTypeLike, Emitter, axes_of, axis_of, data_type_of
 from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
-from stitch.program import Array, DataType, size_of
+from stitch.program import Array, DataType, SymbolicSize, size_of, slice_bounds
 
 
 def _unary(op: str, says: str) -> Callable[[Any, Operand], SymbolicTensor]:
@@ -262,7 +262,7 @@ def selection_of(shape: tuple[int, ...], key: object) -> Selection:
                 slices.append((axis, start, end, step))
             position, kept = position + 1, kept + 1
         elif _is_basic(part) and not has_arrays:
-            place = _place(int(part), length, axis)  # type: ignore[call-overload]
+            place = _place(size_of(part), length, axis)
             slices.append((axis, place, place + 1, 1))
             dropped.append(axis)
         else:
@@ -286,7 +286,8 @@ def selection_of(shape: tuple[int, ...], key: object) -> Selection:
 
 def _is_basic(part: object) -> bool:
     """Whether a part of an index is no index array."""
-    is_number = isinstance(part, int | np.integer) and not isinstance(part, bool | np.bool_)
+    is_number = isinstance(part, int | np.integer | SymbolicSize)
+    is_number = is_number and not isinstance(part, bool | np.bool_)
     return part is None or isinstance(part, slice) or is_number
 
 
@@ -325,10 +326,10 @@ def _with_dots(key: tuple[object, ...], rank: int) -> list[object]:
 def _slice(part: slice, length: int) -> tuple[int, int, int]:
     """Return start, end and step for ONNX; an end before the first element is -length - 1."""
     try:
-        start, end, step = part.indices(length)
+        start, end, step, count = slice_bounds(part, length)
     except (TypeError, ValueError) as error:
         raise _refused(f"the slice {part!r}", f"use whole numbers ({error})") from error
-    if len(range(start, end, step)) == 0:
+    if count == 0:
         return 0, 0, 1
     return start, (end if end >= 0 else -length - 1), step
 
@@ -339,7 +340,7 @@ def _place(index: int, length: int, axis: int) -> int:
             f"index {index} is outside axis {axis}",
             expected=f"{-length} to {length - 1}" if length else "an axis that is not empty",
         )
-    return index % length
+    return index + length if index < 0 else index
 
 
 def _indices(part: object, length: int, axis: int) -> Any:
@@ -449,7 +450,7 @@ class ShapeMethods(ElementwiseMethods):
         tensor, wanted = self.tensor(x), tuple(size_of(d) for d in shape)
         padded = (1,) * (len(wanted) - len(tensor.shape)) + tensor.shape
         if len(padded) != len(wanted) or any(
-            d not in (1, w) or w < 0 for d, w in zip(padded, wanted, strict=True)
+            d not in (w, 1) or w < 0 for d, w in zip(padded, wanted, strict=True)
         ):
             raise mistake(
                 "a tensor broadcasts only along axes of length 1",

@@ -20,7 +20,7 @@ from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
 from stitch.ops.gradient import GradientContext, no_gradient
 from stitch.ops.inference import Attributes, InferenceContext, Shape, ints_of
 from stitch.ops.steps import along, copy_steps, fill_step, strides_of
-from stitch.program import Array, ValueType
+from stitch.program import Array, ValueType, slice_bounds
 
 
 def batch_transpose(c: BatchingContext) -> Sequence[Any]:
@@ -279,7 +279,7 @@ def _infer_slice(context: InferenceContext) -> tuple[ValueType, ...]:
         )
     axes = context.axes_of(axes, len(data.shape))
     slices = slices_of(data.shape, starts, ends, axes, steps)
-    sizes = (len(range(*s.indices(size))) for s, size in zip(slices, data.shape, strict=True))
+    sizes = (slice_bounds(s, size)[3] for s, size in zip(slices, data.shape, strict=True))
     return (ValueType(tuple(sizes), data.data_type),)
 
 

@@ -74,6 +74,7 @@ from stitch.program.symbolic_sizes import (
     at_sizes,
     is_symbolic,
     size_of,
+    slice_bounds,
 )
 
 __all__ = [
@@ -87,5 +88,5 @@ __all__ = [
     "ValueType", "as_read_only", "at_sizes", "body_lines", "can_change", "dense_bytes",
     "holds_foreign", "has_symbols", "host_layout", "int64_array", "integers_of", "is_scan",
     "is_symbolic", "link_problem", "name_of", "result_types", "same_bytes", "same_integers",
-    "size_of", "structure_problems", "summary",
+    "size_of", "slice_bounds", "structure_problems", "summary",
 ]  # fmt: skip

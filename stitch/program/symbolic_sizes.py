@@ -403,6 +403,28 @@ def size_of(given: Any) -> int:
     return cast(int, given) if isinstance(given, SymbolicSize) else int(given)
 
 
+def slice_bounds(part: slice, length: int) -> tuple[int, int, int, int]:
+    """Return start, stop, step and the number of elements of a slice of an axis.
+
+    Symbolic sizes stay symbolic if the step is 1.
+    """
+    if part.step in (None, 1) and any(map(is_symbolic, (part.start, part.stop, length))):
+        start = _clamped(part.start, 0, length)
+        stop = _clamped(part.stop, length, length)
+        return start, stop, 1, stop - start if start < stop else 0
+    start, stop, step = part.indices(length)
+    return start, stop, step, len(range(start, stop, step))
+
+
+def _clamped(bound: int | None, default: int, length: int) -> int:
+    if bound is None:
+        return default
+    if bound < 0:
+        bound += length
+        return bound if bound >= 0 else 0
+    return bound if bound <= length else length
+
+
 def at_sizes(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return a shape with its symbolic sizes replaced by numbers."""
     return tuple([
