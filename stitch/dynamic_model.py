@@ -4,7 +4,7 @@ arguments' shapes."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,16 +36,16 @@ class DynamicModel:
     program: DynamicProgram
     target: str
     models: dict[tuple[int, ...], CompiledModel] = field(default_factory=dict)
-    #: The same by the sizes of the arguments, in the order of `_sources`.
-    _by_key: dict[tuple[int, ...], CompiledModel] = field(default_factory=dict)
-    #: Positions of arguments, and axes, that give sizes.
-    _sources: list[tuple[int, int]] = field(init=False)
+    #: The same by the sizes of the arguments, each where it is read.
+    _by_key: dict[Hashable, CompiledModel] = field(default_factory=dict)
+    #: Returns the key of a call with these arguments by position.
+    _key_of: Callable[[tuple[Any, ...]], Hashable] = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         places = {slot.name: i for i, slot in enumerate(self.program.graph.inputs)}
         sources = [(places[name], axis) for name, axis, _ in self.program.sizes.sources]
-        object.__setattr__(self, "_sources", sources)
+        object.__setattr__(self, "_key_of", _key_reader(sources))
 
     def __repr__(self) -> str:
         return f"<DynamicModel for {self.target}: {self.program.text()}>"
@@ -93,13 +93,11 @@ class DynamicModel:
         """
         if not named:
             try:
-                key = tuple([arguments[i].shape[axis] for i, axis in self._sources])
-            except (AttributeError, IndexError):
-                pass  # Lists and scalars, or an error that `_sizes_of` raises.
+                model = self._by_key[self._key_of(arguments)]
+            except (AttributeError, IndexError, KeyError, TypeError):
+                pass  # A new size, a list, or an error that `_model_for` raises.
             else:
-                model = self._by_key.get(key)
-                if model is not None:
-                    return model(*arguments)
+                return model(*arguments)
         return self._model_for(arguments, named)(*arguments, **named)
 
     def _model_for(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> CompiledModel:
@@ -124,5 +122,16 @@ class DynamicModel:
                 )  # fmt: skip
             key.append(size)
         model = self.at(**{name: size for name, (size, _) in found.items()})
-        self._by_key[tuple(key)] = model
+        self._by_key[key[0] if len(key) == 1 else tuple(key)] = model
         return model
+
+
+def _key_reader(sources: Sequence[tuple[int, int]]) -> Callable[[tuple[Any, ...]], Hashable]:
+    """Return the function that reads sizes of arguments: a number of one source, else a tuple.
+
+    `sources` are positions of arguments, and axes.
+    """
+    if len(sources) == 1:
+        ((position, axis),) = sources
+        return lambda arguments: arguments[position].shape[axis]  # type: ignore[no-any-return]
+    return lambda arguments: tuple([arguments[i].shape[axis] for i, axis in sources])

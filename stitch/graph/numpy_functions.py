@@ -262,7 +262,7 @@ def _stack(
     without_out(out)
     parts = alike(b, *arrays)
     parts = [b.cast(part, dtype) for part in parts] if dtype is not None else parts
-    if len({part.shape for part in parts}) > 1:
+    if any(part.shape != parts[0].shape for part in parts):
         raise ValueError("all input arrays must have the same shape")
     return b.stack(parts, axis)
 

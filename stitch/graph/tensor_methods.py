@@ -365,7 +365,9 @@ def _indices(part: object, length: int, axis: int) -> Any:
         raise _refused(f"an index of type {indices.dtype}", "use integers")
     for index in indices.reshape(-1):
         _place(int(index), length, axis)
-    return np.where(indices < 0, indices.astype(np.int64) + length, indices).astype(np.int64)
+    indices = indices.astype(np.int64)
+    is_negative = indices < 0
+    return np.where(is_negative, indices + length, indices) if is_negative.any() else indices
 
 
 def _refused(what: str, remedy: str) -> CompileError:

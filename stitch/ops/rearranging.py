@@ -393,8 +393,9 @@ def _infer_pad(context: InferenceContext) -> tuple[ValueType, ...]:
         reach = max(data.shape[axis] + min(begin, 0) + min(end, 0), 0) - (mode == "reflect")
         is_empty = mode != "constant" and max(begin, end) > 0 and reach < (mode != "reflect")
         fits = not is_empty and (mode != "reflect" or max(begin, end) <= max(reach, 0))
-        what = f"axis {axis} of size {data.shape[axis]} cannot be padded by {begin} and {end}"
-        context.require(shape[axis] >= 0 and fits, f"{what} in mode {mode!r}")
+        if shape[axis] < 0 or not fits:
+            what = f"axis {axis} of size {data.shape[axis]} cannot be padded by {begin} and {end}"
+            raise context.fail(f"{what} in mode {mode!r}")
     return (ValueType(tuple(shape), data.data_type),)
 
 
