@@ -133,5 +133,5 @@ def _key_reader(sources: Sequence[tuple[int, int]]) -> Callable[[tuple[Any, ...]
     """
     if len(sources) == 1:
         ((position, axis),) = sources
-        return lambda arguments: arguments[position].shape[axis]  # type: ignore[no-any-return]
+        return lambda arguments: arguments[position].shape[axis]
     return lambda arguments: tuple([arguments[i].shape[axis] for i, axis in sources])

@@ -80,7 +80,8 @@ SIZES = (4, 5, 9, 17, 64)
 
 def compiled(function: Callable[[Any], Any]) -> stitch.DynamicModel:
     dims = {"x": {0: stitch.Dim("batch", min(SIZES), max(SIZES))}}
-    return stitch.compile(function, (ones(9, 8),), dynamic_shapes=dims)
+    model: stitch.DynamicModel = stitch.compile(function, (ones(9, 8),), dynamic_shapes=dims)
+    return model
 
 
 @pytest.mark.campaign("dynamic_sizes")

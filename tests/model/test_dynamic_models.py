@@ -77,7 +77,8 @@ MODULES: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]], dict[st
 
 def dynamic_model(name: str) -> stitch.DynamicModel:
     module, shapes, axes = MODULES[name]
-    return stitch.compile(module, zeros(shapes.values()), dynamic_shapes=axes)
+    model: stitch.DynamicModel = stitch.compile(module, zeros(shapes.values()), dynamic_shapes=axes)
+    return model
 
 
 def zeros(shapes: Any) -> tuple[Any, ...]:

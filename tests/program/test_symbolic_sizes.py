@@ -222,7 +222,8 @@ def test_wrong_dynamic_shapes_are_refused(dynamic_shapes: Any, message: str) -> 
 def test_check_names_the_line_that_relied_on_a_guard() -> None:
     sizes, (a, b) = new_sizes()
     assert a < b
-    assert sizes.check({"a": np.int32(3), "b": 4}, "p") == {"a": 3, "b": 4}
+    given: dict[str, Any] = {"a": np.int32(3), "b": 4}
+    assert sizes.check(given, "p") == {"a": 3, "b": 4}
     with pytest.raises(CompileError, match=r"a < b") as caught:
         sizes.check({"a": 4, "b": 4}, "p")
     assert "test_symbolic_sizes.py:" in str(caught.value) and "a=4, b=4" in str(caught.value)
