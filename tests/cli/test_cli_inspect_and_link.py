@@ -49,7 +49,7 @@ def test_operators_by_way_of_the_host_are_listed_before_a_run(cli: Cli, here: Pa
     assert said + "none\n" in cli("inspect", "a.ttb", "--executor=cuda").out
     b = stitch.ComputationGraphBuilder("sums")
     x = b.input("x", (4, 8), "float32")
-    b.output("y", b.op("Relu", b.op("CumSum", x, np.array(0, np.int64))))
+    b.output("y", b.op("Relu", b.op("CumSum", x, np.array(0, np.int64), reverse=1)))
     stitch.compile(b.build(), target="cuda").save(here / "sums.ttb")
     found = json.loads(cli("inspect", "sums.ttb", "--executor=cuda", "--json").out)
     assert found["programs"][0]["by_way_of_the_host"] == ["CumSum"]

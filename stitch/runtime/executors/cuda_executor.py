@@ -775,7 +775,8 @@ def _left_to_host(program: Program, machine: MachineShape) -> tuple[str, ...]:
         tuple([region(footprint(whole.values[slot.value].desc, machine).nbytes) for slot in slots])
         for slots in (whole.inputs, whole.outputs)
     )
-    prepared = PreparedTensors(whole, machine, device, found, "ieee")
+    faults = IndexFaults(device)
+    prepared = PreparedTensors(whole, machine, device, found, "ieee", faults)
     scratch = whole.scratch.size_per_bank * machine.space(whole.scratch.space).banks
     prepared.bind(inputs, outputs, region(scratch))
     return tuple(sorted(found))
