@@ -77,8 +77,11 @@ class Guard:
     is_specialised: bool
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether the relation holds for some sizes."""
-        return RELATIONS[self.relation](self.left.at(sizes), self.right.at(sizes))
+        """Return whether the relation holds for some sizes; not where it divides by zero."""
+        try:
+            return RELATIONS[self.relation](self.left.at(sizes), self.right.at(sizes))
+        except ZeroDivisionError:
+            return False
 
     def text(self) -> str:
         """Return the relation with its lines."""

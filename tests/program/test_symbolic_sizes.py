@@ -219,6 +219,13 @@ def test_wrong_dynamic_shapes_are_refused(dynamic_shapes: Any, message: str) -> 
         SymbolicSizes(dynamic_shapes).shape_of("x", (3, 4))
 
 
+def test_a_guard_that_divides_by_zero_does_not_hold() -> None:
+    sizes, (a, b) = new_sizes(least=0)
+    assert b // a == 1
+    with pytest.raises(CompileError, match=r"\(b // a\) == 1"):
+        sizes.check({"a": 0, "b": 4}, "p")
+
+
 def test_check_names_the_line_that_relied_on_a_guard() -> None:
     sizes, (a, b) = new_sizes()
     assert a < b
