@@ -465,7 +465,8 @@ class TensorAccess:
         if dense is None:
             return None
         if owned or dense.data_ptr() != tensor.data_ptr():
-            return lend(this, dense, "a tensor of PyTorch", owner=dense)
+            # A tensor of its own: the caller may give his another storage (`x.data = y`).
+            return lend(this, dense, "a tensor of PyTorch", owner=dense.detach())
         # Whatever owns the address now is what the caller gave.
         key = dense.data_ptr(), dense.shape, dense.dtype
         lent = self.lent.pop(key, None)

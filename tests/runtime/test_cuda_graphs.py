@@ -18,6 +18,7 @@ from stitch.runtime.executors.cuda_executor import CudaExecutor
 from stitch.runtime.executors.cuda_graphs import Graphs
 from tests.support.random_scripts import run, script
 from tests.support.run_seed import SEED
+from tests.support.stitched_models import consuming
 from tests.support.torch.late_graphs import LateGraphs, late_device
 from tests.support.training.models import batches, mlp
 
@@ -146,11 +147,11 @@ def test_more_bindings_than_graphs_are_launched_call_by_call() -> None:
 def test_host_functions_and_operators_of_numpy_split_the_graph() -> None:
     b = ComputationGraphBuilder("summed")
     x = b.op("Neg", b.op("Abs", b.input("x", SHAPE, "float32")))
-    b.output("z", b.op("Exp", b.op("Neg", b.op("CumSum", x, np.array(0, np.int64)))))
+    b.output("z", b.op("Exp", b.op("Neg", b.op("CumSum", x, np.array(0, np.int64), reverse=1))))
     with late_device(graphs=LateGraphs()) as device:
         program = device.load(stitch.compile(b.build(), target="cuda"))
         for given in arrays(7, 6):
-            expected = np.exp(-np.cumsum(-np.abs(given), 0))
+            expected = np.exp(-np.cumsum(-np.abs(given[::-1]), 0)[::-1])
             np.testing.assert_allclose(program(given).numpy(), expected, rtol=1e-5)
         assert device.statistics().graphs_captured == 2
 
@@ -164,6 +165,61 @@ def test_a_training_step_is_captured_and_keeps_its_numbers() -> None:
             losses.append([instance.step([pair]) for pair in batches(8)])
             assert graphs is None or device.statistics().graphs_captured > 0
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("fails_at", [0, 2, 5])
+def test_a_training_step_that_fails_in_its_graph_loses_its_state_or_leaves_it(
+    fails_at: int,
+) -> None:
+    data = batches(6)
+    states = []
+    for graphs in LateGraphs(), LateGraphs(fails_at=fails_at):
+        compiled = stitch.compile(mlp(), target="cuda", optimizer=stitch.Adam(lr=0.01), loss="mse")
+        with late_device(graphs=graphs) as device, compiled.start(device) as instance:
+            seen = []
+            for pair in data:
+                try:
+                    instance.step([pair])
+                    seen.append(instance.state_dict())
+                except (RuntimeError, stitch.errors.StitchError):
+                    break
+            before = seen[-1] if seen else None
+            if len(seen) < len(data):
+                try:
+                    after = instance.state_dict()
+                except stitch.errors.TaskError as error:
+                    assert "lost" in str(error)
+                else:
+                    assert before is not None
+                    for name, value in after.items():
+                        np.testing.assert_array_equal(value, before[name], err_msg=name)
+            states.append(seen)
+    assert len(states[0]) == len(data) > len(states[1])
+
+
+def test_a_donated_value_is_lost_where_its_graph_fails() -> None:
+    """The step that overwrites it is not the first of the graph."""
+    taking = consuming("take", 3.0, SHAPE, target="cuda")
+    graphs = LateGraphs(fails_at=1)
+    with late_device(graphs=graphs) as device:
+        negate, take = device.load(unary("Neg", "negate")), device.load(taking)
+        value = 1.0
+        w = device.tensor(np.full(SHAPE, value, np.float32))
+        failed = False
+        for x in arrays(9, 8):
+            y, new = negate(x), take(w)
+            try:
+                np.testing.assert_array_equal(new.numpy(), np.full(SHAPE, value * 3))
+            except (RuntimeError, stitch.errors.StitchError):
+                failed = True
+                for each in w, new:
+                    with pytest.raises(stitch.errors.TaskError):
+                        each.numpy()
+                w = device.tensor(np.full(SHAPE, value, np.float32))
+                continue
+            w, value = new, value * 3
+        assert failed
+        del w, y, new, each
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ class OverwritingRun:
     def __init__(
         self, plan: Plan, bound: BoundPlan, steps: Sequence[Sequence[Thunk]], order: Sequence[int],
         tally: Tally, backend: LocalBackend, observers: int, *,
-        clock: Callable[[], float] | None, calls_others: bool,
+        clock: Callable[[], float] | None, calls_others: bool, is_captured: bool = False,
     ) -> None:  # fmt: skip
         """Initialize.
 
@@ -202,12 +202,16 @@ class OverwritingRun:
             observers: Bits of the observers.
             clock: A run returns its times of the steps.
             calls_others: Whether it calls hooks, host functions or user kernels.
+            is_captured: Whether the steps have graphs.
         """
         self.observers, self._tally = observers, tally
         self._arguments, self._order, self._progress = bound.arguments, order, bound.progress
         begin: Thunk = partial(setitem, self._progress, 1, BEGUN)
         end: Thunk = partial(setitem, self._progress, slice(None), (len(steps), COMPLETE))
         overwritten = _overwritten_regions(backend, plan)
+        if is_captured:
+            # The thunks of a graph are those of several steps.
+            overwritten = [[r for regions in overwritten for r in regions]] * len(overwritten)
         #: Position of the first thunk that overwrites a value.
         self._first = -1
         thunks: list[Thunk] = [clock] if clock else []

@@ -74,11 +74,14 @@ def after_failure(
     values = batch.values
     place_all(values)
     value_of = finder_of(executable, records, values)
+    begun = progress[1] == BEGUN
+    # Of a graph that failed it is not known which of its tasks have overwritten their inputs.
+    is_torn = begun and binding.index in executable.captured
     if binding.slots is not None:
         # Completed outputs keep the buffers of the output slots.
         records.end_slots_at(binding.slots.buffers, with_bytes=False)
     on_threads = _failed_on_threads(binding.plan, stopped.failures)
-    failed, left = _what_is_left(plan, steps_done, on_threads, error)
+    failed, left = _what_is_left(plan, steps_done, on_threads, error, is_torn=is_torn)
     wanted = _read_by(plan, left)
     if executable.assignment.buffers and executable.parts is not None:
         own, find = executable.assignment.buffers, partial(_found_place, device)
@@ -96,7 +99,6 @@ def after_failure(
     }
     # Values that a failed task may have partly overwritten: if overwriting had not begun, only
     # temporary values of the same run.
-    begun = progress[1] == BEGUN
     intact = frozenset() if begun else frozenset(r.value for r in plan.request.residents)
     torn = {n for n in _donated_to(plan, failed) if n not in intact}
     fail = partial(_fail, plan, batch, why, wanted, torn)
@@ -196,12 +198,12 @@ def _failed_on_threads(plan: Plan, failures: Iterable[ThreadFailure]) -> dict[in
 
 def _what_is_left(
     plan: Plan, steps_done: int, on_threads: dict[int, BaseException], error: BaseException,
-    lost: Collection[int] = (),
+    lost: Collection[int] = (), *, is_torn: bool = False,
 ) -> tuple[dict[int, BaseException], tuple[int, ...]]:  # fmt: skip
     """Return the failed tasks with their errors, and the tasks that can still run.
 
     A task can run if it does not read missing values (`lost`: additional ones). After an interrupt
-    nothing more is run.
+    nothing more is run. `is_torn`: any task may have overwritten its donated inputs.
     """
     tasks = plan.request.tasks
     finished = {number for step in plan.steps[:steps_done] for number in _tasks_of(step, tasks)}
@@ -212,6 +214,8 @@ def _what_is_left(
     for index, task in enumerate(tasks):
         if index in finished:
             continue
+        if is_torn and task.transformation.donated:
+            failed.setdefault(index, error)
         if is_over or index in failed or not missing.isdisjoint(task.inputs):
             missing.update(task.outputs)
             # Its donated inputs may be partly overwritten.

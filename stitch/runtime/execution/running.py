@@ -218,7 +218,7 @@ def _overwriting(
     return OverwritingRun(
         binding.plan, bound, steps, binding.executable.order, binding.tally, device.backend,
         device.observers, clock=_clock(device),
-        calls_others=_calls_others(device, binding),
+        calls_others=_calls_others(device, binding), is_captured=captured is not None,
     )  # fmt: skip
 
 

@@ -128,7 +128,13 @@ def attentions_of(whole: WholeProgram) -> list[Attention]:
     finder = _Finder(whole)
     indices = [i for i in range(len(finder.operations)) if finder.is_a(i, "Softmax")]
     found = [_behind(finder, index) for index in indices]
-    return [one for one in found if one is not None and _before(finder, one)]
+    return [
+        one
+        for one in found
+        if one is not None
+        and _before(finder, one)
+        and not any(finder.writers.get(v) in one.operations for v in one.operands)
+    ]
 
 
 def _behind(finder: _Finder, index: int) -> Attention | None:
@@ -323,10 +329,13 @@ def attention_steps(
 
 def _write(out: torch.Tensor, function: Callable[[], Any], rows: torch.Tensor | None) -> None:
     """Put a result into its place; no kernel of attention has `out=`."""
+    # Else it would compute in the types of a caller's autocast.
+    with torch.autocast(out.device.type, enabled=False):
+        result = function()
     if rows is None:
-        out.copy_(function())
+        out.copy_(result)
     else:
-        torch.add(function(), rows, out=out)
+        torch.add(result, rows, out=out)
 
 
 def _attend(device: torch.device) -> Callable[..., Any]:
@@ -349,8 +358,6 @@ def mask_steps(
         tensors: The tensor of each.
         new: Allocates a tensor of the scores' type.
     """
-    if len(masks) == 1 and masks[0].fill is None:
-        return tensors[0], []
     shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
     total = new(shape)
     zero = torch.zeros((), dtype=total.dtype, device=total.device)

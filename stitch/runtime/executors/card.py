@@ -51,7 +51,7 @@ def machine_of_card(
 def _paths(device: torch.device) -> tuple[tuple[tuple[Space, Space], Path], ...]:
     """Return the paths to, from and in a device's memory, as copies of pinned memory take."""
     is_card = device.type == "cuda"
-    host = torch.empty(LARGE_NBYTES, dtype=torch.uint8, pin_memory=is_card)
+    host = torch.empty(LARGE_NBYTES, dtype=torch.uint8, device="cpu", pin_memory=is_card)
     here, there = (torch.empty(LARGE_NBYTES, dtype=torch.uint8, device=device) for _ in range(2))
     ends = {
         (Space.HOST, Space.DRAM): (here, host),

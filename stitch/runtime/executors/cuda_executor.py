@@ -574,7 +574,10 @@ class _TensorBinding:
         """Append the steps of an attention. Its masks are computed once per binding."""
         new = partial(self._new, dtype=self.values[one.query].type.data_type.compute_dtype)
         key, mask, rows = tuple(one.masks), None, None
-        if key:
+        if len(key) == 1 and key[0].fill is None:
+            # Where the value is now: it may have been moved since another attention read it.
+            mask = self._tensor(key[0].value)
+        elif key:
             if key not in self.masks:
                 tensors = [self._tensor(mask.value) for mask in key]
                 self.masks[key], steps = mask_steps(key, tensors, new)

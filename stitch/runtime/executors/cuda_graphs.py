@@ -48,7 +48,8 @@ class Entry(partial[object]):
 def entry(region: torch.Tensor, dtype: Any, shape: tuple[int, ...]) -> Entry:
     """Return the copy to a region of elements that the host writes first, to pinned memory."""
     pinned = region.device.type == "cuda"
-    host = torch.empty(len(region), dtype=torch.uint8, pin_memory=pinned)
+    # The device is named: the caller may have set another default.
+    host = torch.empty(len(region), dtype=torch.uint8, device="cpu", pin_memory=pinned)
     made = Entry(region.copy_, host)
     made.array = host.numpy().view(dtype).reshape(shape)
     return made

@@ -125,6 +125,18 @@ def _relu(call: TensorCall) -> Sequence[Thunk] | None:
     return (partial(torch.clamp_min, call.operands[0], 0, out=call.results[0]),)
 
 
+def _sign(call: TensorCall) -> Sequence[Thunk] | None:
+    if not call.is_floating:
+        return None
+    x, out = call.operands[0], call.results[0]
+    # PyTorch's sign of NaN is 0.
+    return (partial(torch.sign, x, out=out), partial(_put_nan, out, x))
+
+
+def _put_nan(out: torch.Tensor, x: torch.Tensor) -> None:
+    out.masked_fill_(torch.isnan(x), torch.nan)
+
+
 def _where(call: TensorCall) -> Sequence[Thunk] | None:
     condition, one, other = call.operands
     assert one is not None and other is not None
@@ -637,7 +649,7 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
         "Cos": torch.cos, "Cosh": torch.cosh,
         "Div": torch.div, "Exp": torch.exp, "Floor": torch.floor, "Log": torch.log,
         "Neg": torch.neg, "Pow": torch.pow, "Round": torch.round,
-        "Sign": torch.sign, "Sinh": torch.sinh, "Tan": torch.tan, "Reciprocal": torch.reciprocal,
+        "Sinh": torch.sinh, "Tan": torch.tan, "Reciprocal": torch.reciprocal,
         "Sin": torch.sin, "Sqrt": torch.sqrt,
     }.items()},
     **{("", op): _wrapping(function) for op, function in {
@@ -690,6 +702,7 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     ("", "Relu"): _relu,
     ("", "ScatterElements"): _scatter_elements,
     ("", "ScatterND"): _scatter_rows,
+    ("", "Sign"): _sign,
     ("", "Selu"): _activation("alpha", "gamma", function=_ATEN.elu.out),
     ("", "Slice"): _slice,
     ("", "Split"): _split,

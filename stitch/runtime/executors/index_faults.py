@@ -29,7 +29,8 @@ class IndexFaults:
         self._operations: list[tuple[str, int]] = []
         with torch.inference_mode(False):
             self._flag = torch.zeros((), dtype=torch.int32, device=device)
-            self._host = torch.zeros((), dtype=torch.int32, pin_memory=device.type == "cuda")
+            pinned = device.type == "cuda"
+            self._host = torch.zeros((), dtype=torch.int32, device="cpu", pin_memory=pinned)
         self._seen = self._host.numpy()
 
     def steps(self, title: str, indices: torch.Tensor, size: int) -> list[Thunk]:

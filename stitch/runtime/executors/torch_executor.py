@@ -269,7 +269,7 @@ def _last_pass(
         _tensor, (x, gradient, out, along, offset, factor)
     )
     zeros, ones = torch.zeros_like(slope), torch.ones_like(slope)
-    unused = {name: torch.empty(0, dtype=slope.dtype) for name in ("save_mean", "save_invstd")}
+    unused = {name: slope.new_empty(0) for name in ("save_mean", "save_invstd")}
     return (
         partial(
             _ATEN.native_batch_norm.out, image, slope, shift, zeros, ones, False, 0.0, 0.0,

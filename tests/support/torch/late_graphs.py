@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,13 +31,14 @@ class LateGraphs(TorchFunctionMode, Graphs):  # type: ignore[misc]  # torch has 
         self._pending: list[Sequence[Thunk]] = []
 
     def capture(self, launches: Sequence[Thunk], *, has_entries: bool) -> Sequence[Thunk]:
-        return [partial(self._replay, launches)]
+        return [_Replay(self, launches).run]
 
-    def _replay(self, launches: Sequence[Thunk]) -> None:
+    def replay(self, launches: Sequence[Thunk]) -> None:
+        """Run later, or fail in the middle."""
         self.replays += 1
         if self.replays == self.fails_at + 1:
             self.finish()
-            for launch in launches[: len(launches) // 2]:
+            for launch in launches[: len(launches) // 2 + 1]:
                 launch()
             raise RuntimeError("the device failed")
         self._pending.append(launches)
@@ -54,6 +54,16 @@ class LateGraphs(TorchFunctionMode, Graphs):  # type: ignore[misc]  # torch has 
     ) -> Any:  # PyTorch's own names
         self.finish()
         return func(*args, **(kwargs or {}))
+
+
+class _Replay:
+    """The replay of one graph: as on a card, no `partial`, which would be called again."""
+
+    def __init__(self, graphs: LateGraphs, launches: Sequence[Thunk]) -> None:
+        self._graphs, self._launches = graphs, launches
+
+    def run(self) -> None:
+        self._graphs.replay(self._launches)
 
 
 @contextmanager
