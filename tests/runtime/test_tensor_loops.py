@@ -15,7 +15,7 @@ import stitch
 from stitch.errors import StitchError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan, scan_in_body
 from stitch.program import Array
-from stitch.runtime.executors import cuda_executor, make_executor, tensor_loops
+from stitch.runtime.executors import make_executor, tensor_loops, tensor_programs
 from stitch.runtime.executors.cuda_graphs import Launch
 from tests.support.onnx.models import BOOL, INT64, info, model
 from tests.support.scan_cases import CASES, expected_of, graph_of, inputs_of
@@ -118,7 +118,7 @@ def test_more_steps_than_a_graph_should_have_are_left_to_the_host(
     card: stitch.Device, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """The limit is seen before the first round is bound, or after it."""
-    for module in (cuda_executor, tensor_loops):
+    for module in (tensor_programs, tensor_loops):
         monkeypatch.setattr(module, "MOST_STEPS", most)
     xs = np.linspace(-1, 1, 96, dtype=np.float32).reshape(4, 3, 8)
     (last, _), left = run(card, chain(4), xs)

@@ -111,7 +111,7 @@ def test_a_kernel_that_triton_refuses_is_left_to_pytorch(monkeypatch: pytest.Mon
         raise RuntimeError("no kernel")
 
     asked: list[str] = []
-    monkeypatch.setattr("stitch.runtime.executors.cuda_executor.can_run", lambda device: True)
+    monkeypatch.setattr("stitch.runtime.executors.tensor_programs.can_run", lambda device: True)
     monkeypatch.setattr(triton_kernels, "compiled", refused)
     x, w, c = np.ones((2, 4), np.float32), np.ones((4, 6), np.float32), np.ones((2, 3), np.float32)
     b = ComputationGraphBuilder("gates")
