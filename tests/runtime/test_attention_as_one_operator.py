@@ -344,3 +344,49 @@ def test_random_movements_have_the_results_of_numpy(first: int, count: int) -> N
                 raise AssertionError(f"seed {seed}") from error
             ran += 1
     assert ran > count // 2
+
+
+@pytest.mark.parametrize(("length", "depth", "chain"), [(4, 4, 1), (8, 8, 1), (8, 4, 2), (4, 8, 0)])
+def test_a_mask_that_two_layers_share_is_read_where_it_is_then(
+    length: int, depth: int, chain: int
+) -> None:
+    b = ComputationGraphBuilder("shared")
+    x, pad = (b.input(n, (2, length, w), "float32") for n, w in (("x", depth), ("pad", length)))
+    mask = (1 - pad) * -3
+    hidden: Tensor = x
+    for _ in range(2):
+        keys = b.swapaxes(b.matmul(hidden, drawn(depth, depth)), -1, -2)
+        added = b.matmul(b.matmul(hidden, drawn(depth, depth)), keys) + mask
+        beside = b.op("Tanh", b.matmul(x, drawn(depth, length)))
+        weights = b.op("Softmax", added, axis=-1)
+        values = b.matmul(hidden, drawn(depth, depth))
+        for _ in range(chain):
+            values = b.op("Tanh", values)
+        hidden = b.matmul(weights, values) + b.matmul(beside, drawn(length, depth))
+    b.output("y", hidden)
+    model = stitch.compile(b.build(), target="cuda")
+    assert len(found_in(model)) == 2
+    check(model, [drawn(2, length, depth), drawn(2, length, length)], 1e-5)
+
+
+def test_attention_of_values_that_it_computes_itself_is_not_found() -> None:
+    b = ComputationGraphBuilder("own")
+    x, keys = b.input("x", (1, 4, 4), "float32"), b.input("keys", (1, 4, 4), "float32")
+    product = b.matmul(x, keys)
+    b.output("square", b.matmul(b.op("Softmax", product, axis=-1), product))
+    b.output("sum", b.matmul(b.op("Softmax", b.matmul(keys, x) * 2 + x, axis=-1), keys))
+    scaled = x * 0.5
+    b.output("query", b.matmul(b.op("Softmax", b.matmul(scaled, keys), axis=-1), scaled))
+    check(stitch.compile(b.build(), target="cuda"), [drawn(1, 4, 4), drawn(1, 4, 4)])
+
+
+def test_what_the_caller_sets_for_pytorch_changes_no_numbers() -> None:
+    b = ComputationGraphBuilder("plain")
+    q, k, v = (b.input(n, (1, 8, 8), "float32") for n in "qkv")
+    b.output("y", b.matmul(b.op("Softmax", scores(b, q, k), axis=-1), v))
+    model, operands = stitch.compile(b.build(), target="cuda"), [drawn(1, 8, 8) for _ in range(3)]
+    with stitch.open_device("torch:cpu") as device:
+        wanted = device.load(model)(*operands).numpy()
+    for setting in torch.autocast("cpu"), torch.device("meta"):
+        with setting, stitch.open_device("torch:cpu") as device:
+            np.testing.assert_array_equal(device.load(model)(*operands).numpy(), wanted)

@@ -275,3 +275,15 @@ def test_a_training_keeps_its_state_on_the_device() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5)
         # A step copies the batch and its label, and no state.
         assert copies[-1] - copies[-2] == 2 and copies[-2] - copies[-3] == 2
+
+
+def test_a_lent_tensor_whose_owner_takes_other_bytes_keeps_its_own() -> None:
+    with stitch.open_device("torch:cpu") as device:
+        program, x = device.load(product()), torch.ones(4, 8)
+        lent = device.tensor(x, borrow=True)
+        storage = weakref.ref(x.untyped_storage())
+        x.data = torch.full((4, 8), 2.0)  # As `module.to()` does.
+        gc.collect()
+        assert storage() is not None
+        np.testing.assert_array_equal(one(program(lent)).numpy(), expected(np.ones((4, 8))))
+        del lent
