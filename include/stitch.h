@@ -312,7 +312,7 @@ stitch_error_t stitch_computation_graph_add_op_multihead_attention(stitch_comput
 stitch_error_t stitch_computation_graph_add_op_softmax(stitch_computation_graph_t graph,
     stitch_tensor_t input, int64_t axis, stitch_tensor_t *out);
 
-/* Dropout, in training only. */
+/* Dropout for inference: x; not for training if the rate is above 0. */
 stitch_error_t stitch_computation_graph_add_op_dropout(stitch_computation_graph_t graph,
     stitch_tensor_t input, double rate, stitch_tensor_t *out);
 

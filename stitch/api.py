@@ -389,7 +389,6 @@ def _compiled_for_training(
         SimulatedTime,
         TorchOptimizer,
         as_trainable,
-        check_algorithm,
         compile_model,
         is_torch_optimizer,
         parameter_names,
@@ -401,11 +400,12 @@ def _compiled_for_training(
     if parallel is not None:
         chosen = _parallel(parallel, algorithm)
         options = {"accumulation_steps": chosen.micro_batches, **options}
-    elif devices is not None:
-        if algorithm == "none":
-            raise UsageError("compile takes devices= only with parallel= or algorithm=",
-                             remedy="algorithm='search'")  # fmt: skip
-        check_algorithm(algorithm, PARALLEL_ALGORITHMS)
+    elif devices is not None and algorithm not in PARALLEL_ALGORITHMS:
+        raise UsageError(
+            "compile with devices= takes parallel=, or an algorithm that divides a training",
+            expected=f"algorithm={' or '.join(map(repr, PARALLEL_ALGORITHMS))}",
+            got=f"algorithm={algorithm!r}", remedy="algorithm='search'",
+        )  # fmt: skip
     how, state = _options(options), {}
     graph, values, twin = read_trainable(*source)
     if is_torch_optimizer(optimizer):

@@ -50,6 +50,16 @@ class DynamicModel:
     def __repr__(self) -> str:
         return f"<DynamicModel for {self.target}: {self.program.text()}>"
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("save", "encode", "dump", "binary", "program_at"):
+            raise UsageError(
+                f"a model with named sizes has no {name}: its static models have",
+                remedy="choose sizes: model.at("
+                + ", ".join(f"{size}=..." for size in self.program.sizes.dims)
+                + f").{name}",
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def text(self) -> str:
         """Return sizes, guards and slots as readable text."""
         return self.program.text()

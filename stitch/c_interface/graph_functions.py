@@ -178,7 +178,12 @@ _add_op("multihead_attention",
             query, key, value, weights, biases or (None,) * 4, heads=heads,
             causal=bool(causal)), "biases")  # fmt: skip
 _add_op("softmax", f"{_X}, int64_t axis", "Softmax along an axis.", "softmax")
-_add_op("dropout", f"{_X}, double rate", "Dropout, in training only.", "dropout")
+_add_op(
+    "dropout",
+    f"{_X}, double rate",
+    "Dropout for inference: x; not for training if the rate is above 0.",
+    "dropout",
+)
 _add_op("cast", f"{_X}, int type", "Conversion to a stitch_data_type_t.", "cast")
 _add_op("gather", f"{_X}, stitch_tensor_t indices, int64_t axis",
         "One element per index along an axis.", "gather_elements")  # fmt: skip

@@ -101,7 +101,8 @@ TABLE.add(
 TABLE.add(
     "stitch_optimizer_set_lr(stitch_optimizer_t optimizer, double lr)",
     "Set the learning rate for the next updates.",
-    lambda optimizer, lr: setattr(optimizer, "lr", lr),
+    # The constructor checks it.
+    lambda optimizer, lr: setattr(optimizer, "lr", type(optimizer)(lr=lr).lr),
 )
 TABLE.add(
     "stitch_optimizer_destroy(stitch_optimizer_t optimizer)",

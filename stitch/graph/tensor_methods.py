@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.errors import CompileError
+from stitch.errors import CompileError, UsageError
 from stitch.graph.emitter import DataTypeLike, Emitter, axes_of, axis_of, data_type_of
 from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
@@ -191,7 +191,9 @@ class ElementwiseMethods(Emitter):
     softplus = _unary("Softplus", "log(1 + exp(x)).")
 
     def dropout(self, x: Operand, rate: float = 0.5) -> SymbolicTensor:
-        """Dropout for inference: returns x; training uses the rate."""
+        """Dropout for inference: returns x. A graph with a rate above 0 cannot be trained."""
+        if not 0 <= rate < 1:
+            raise UsageError("a rate of dropout is at least 0 and below 1", got=repr(rate))
         return self._one("Dropout", x, np.float32(rate))
 
     def cast(self, x: Operand, data_type: DataTypeLike) -> SymbolicTensor:

@@ -15,6 +15,7 @@ from stitch.files import identity, open_file
 from stitch.machine.description import MAX_FILE_NBYTES, parse_machine
 from stitch.machine.machine import Machine
 from stitch.machine.shipped import machine_names, shipped_text
+from stitch.option_values import is_torch_device
 
 #: The path of a system descriptor, with an optional chip number.
 _CHIP = re.compile(r"(.*\.ttsys)(?::(\d{1,4}))?", re.DOTALL)
@@ -161,7 +162,9 @@ def _shipped(name: str) -> Machine:
             raise UsageError(
                 f"there is no machine {name!r}{f'; {near}' if near else ''}",
                 expected="one of " + ", ".join(known_machines()),
-                remedy="choose one of these, or give the path of a .yaml or .ttsys file",
+                remedy=f"compile for the machine 'cuda', and open_device({name!r})"
+                if is_torch_device(name)
+                else "choose one of these, or give the path of a .yaml or .ttsys file",
             )
         content = shipped_text(name).encode()
     except OSError as error:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import NamedTuple, TypeAlias
 
 from stitch.compiler import cut_names
@@ -215,7 +216,8 @@ class SegmentCosts:
 
     @staticmethod
     def _checked(seconds: float, where: str) -> float:
-        if not 0 <= seconds < math.inf:
+        is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+        if not is_number or not 0 <= seconds < math.inf:
             raise UsageError(
                 "the cost estimator returned an impossible time", where=where,
                 expected="seconds of at least 0", got=repr(seconds),

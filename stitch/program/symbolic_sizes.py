@@ -322,6 +322,15 @@ class SymbolicSize:
         self.expression = expression
         self.sizes = sizes
 
+    @property  # type: ignore[misc]  # of `object` it can be set
+    def __class__(self) -> type:
+        # So that `isinstance(n, int)` takes the branch that it takes at any size.
+        return int
+
+    def bit_length(self) -> int:
+        """As of `int`; a number is needed."""
+        return int(self).bit_length()
+
     def _new(self, expression: Expression) -> SymbolicSize | int:
         number = expression.constant
         return SymbolicSize(expression, self.sizes) if number is None else number
@@ -433,3 +442,6 @@ def at_sizes(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple([
         size.expression.at(sizes) if isinstance(size, SymbolicSize) else size for size in shape
     ])  # fmt: skip
+
+
+Integral.register(SymbolicSize)

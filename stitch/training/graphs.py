@@ -162,6 +162,20 @@ class Trainable:
         return tuple(slot.name for slot in self.graph.inputs if slot.kind is kind)
 
 
+def _refuse_dropout(graph: ComputationGraph) -> None:
+    """Raise `CompileError` for an operator Dropout with a rate, which draws nothing."""
+    rates = {constant.value: constant.data for constant in graph.constants}
+    for operation in graph.operations:
+        rate = rates.get(operation.inputs[1]) if len(operation.inputs) > 1 else None
+        if operation.op == "Dropout" and not operation.domain and rate is not None and rate.any():
+            raise CompileError(
+                f"graph {graph.name!r} cannot be trained with the operator Dropout, which returns "
+                "its operand",
+                where=operation.location or f"operation {operation.op}",
+                remedy="leave it out; of a torch module nn.Dropout is trained",
+            )
+
+
 def as_trainable(
     graph: ComputationGraph,
     weights: Mapping[str, Array] | None = None,
@@ -178,7 +192,7 @@ def as_trainable(
 
     Raises:
         UsageError: A name is unknown, or a value does not fit.
-        CompileError: The graph has no parameters.
+        CompileError: The graph has no parameters, or a Dropout with a rate.
     """
     # Copies: the caller may overwrite its arrays before the training starts.
     initial = {name: np.array(value) for name, value in (weights or {}).items()}
@@ -202,6 +216,7 @@ def as_trainable(
             remedy="declare inputs with kind=parameter, name floating constants, or pass "
             "trainable=[...]",
         )
+    _refuse_dropout(graph)
     if evaluation is None:
         evaluation = evaluation_graph(graph)
     elif wanted is not None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, get_args
 
 from stitch.compiler import Recompute
-from stitch.errors import OutOfMemoryError, unknown
+from stitch.errors import OutOfMemoryError, UsageError, unknown
 from stitch.frozen_json import from_plain, to_plain
 from stitch.graph import ComputationGraph
 from stitch.html_table import html_table
@@ -398,6 +398,12 @@ class AlgorithmConfig:
 
 def check_algorithm(word: object, known: Sequence[str] = ALGORITHMS) -> None:
     """Raise `UsageError` for an unknown algorithm."""
+    if word in PARALLEL_ALGORITHMS and word not in known:
+        raise UsageError(
+            f"the algorithm {word!r} divides a training among devices",
+            expected=f"here {' or '.join(map(repr, known))}",
+            remedy="stitch.compile(..., optimizer=, loss=, algorithm=, devices=)",
+        )
     if word not in known:
         raise unknown("unknown algorithm", word, known, got=repr(word))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,33 @@ def test_a_static_model_is_an_ordinary_one(tmp_path: Any) -> None:
         loaded = device.load(tmp_path / "six.ttb")
         assert np.array_equal(loaded(x).numpy(), np.asarray(model(x)))
     assert model.program.at(batch=6).text() == model.at(batch=6).text()
+
+
+def test_what_static_models_have_is_named_where_a_dynamic_one_is_asked_for_it(
+    tmp_path: Any,
+) -> None:
+    model = dynamic_model("mlp")
+    with pytest.raises(UsageError, match=r"choose sizes: model.at\(batch=...\).save"):
+        model.save(tmp_path / "model.ttb")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = model.nothing
+
+
+@pytest.mark.parametrize(
+    "is_whole",
+    [
+        lambda n: isinstance(n, int), lambda n: isinstance(n, Integral), np.isscalar,
+        lambda n: hasattr(n, "bit_length"),
+    ],
+)  # fmt: skip
+def test_a_size_passes_the_tests_for_integers(is_whole: Any) -> None:
+    def module(x: Any) -> Any:
+        return x * (2 if is_whole(x.shape[0]) else 1)
+
+    model = stitch.compile(
+        module, zeros([(8, 2)]), dynamic_shapes={"x": {0: stitch.Dim("batch", 2, 64)}}
+    )
+    np.testing.assert_array_equal(model(np.ones((5, 2), np.float32)), np.full((5, 2), 2))
 
 
 def test_the_text_shows_sizes_guards_and_expressions() -> None:

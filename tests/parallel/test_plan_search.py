@@ -23,6 +23,7 @@ from stitch.training import (
     ModelCompilationResult,
     SimulatedTime,
     TrainingOptions,
+    check_algorithm,
     loss_of,
     optimize,
 )
@@ -180,6 +181,13 @@ def test_bad_input_is_one_error() -> None:
         config("unity")
     with pytest.raises(UsageError, match="unknown algorithm"):
         optimize(SMALL, two, SimulatedTime(), config("greedy"))
+    words: Any = "x"
+    with pytest.raises(UsageError, match="impossible time"):
+        optimize(SMALL, two, Wrong(1.0, words), config(steps=2, recompute="all"))
+    with pytest.raises(UsageError, match="among devices"):
+        check_algorithm("data_parallel")
+    with pytest.raises(UsageError, match="takes parallel="):
+        stitch.compile(SMALL, optimizer="adam", loss="mse", algorithm="greedy", devices=2)
     with pytest.raises(UsageError, match="has no replicas"):
         optimize(
             MODELS["statistics"](), two, SimulatedTime(), config("data_parallel", recompute="all")

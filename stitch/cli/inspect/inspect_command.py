@@ -166,7 +166,7 @@ def command() -> Command:
         ("--section", {"action": "append", "choices": (*SECTIONS, "all"),
                        "help": "a section of each program to print; may be repeated "
                        "(default: inputs, outputs, memory)"}),
-        ("--executor", {"choices": ("cuda",),
+        ("--executor", {"choices": ("cuda", "cuda:0", "torch:cpu"),
                         "help": "list the operators that it computes by way of the host (needs "
                         "torch, no card)"}),
         ("--verify", {"choices": ("metadata", "full"), "default": "metadata",

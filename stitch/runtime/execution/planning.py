@@ -477,7 +477,7 @@ class BatchPlanner:
         plan, only_results = planned.plan, planned.only_results
         if device.copies_forbidden and plan.copies:
             raise TaskError(
-                "this work needs a copy, which without_copies() forbids",
+                "this work needs a copy, which forbid_copies() forbids",
                 where=plan.copies[0].reason,
                 remedy="allow copies here, or "
                 + ("drop programs, so that there is room for the constants of all"
