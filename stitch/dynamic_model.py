@@ -77,8 +77,10 @@ class DynamicModel:
             OutOfMemoryError: The program does not fit the machine at these sizes.
         """
         key = tuple([sizes.get(name, -1) for name in self.program.sizes.dims])
-        model = self.models.get(key)
-        if model is None or len(sizes) != len(key):
+        # 3.0 and True would find the model of 3 and of 1.
+        is_plain = len(sizes) == len(key) and all(type(size) is int for size in key)
+        model = self.models.get(key) if is_plain else None
+        if model is None:
             graph, compilation = self.program.compilation_at(sizes)
             options, shape = self.program.options, self.program.machine.shape
             model = CompiledModel(

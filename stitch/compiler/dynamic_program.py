@@ -126,6 +126,8 @@ def compile_dynamic(
                 f"dynamic_shapes= does not support {what}", where=f"graph {graph.name!r}",
                 remedy="compile the module without dynamic_shapes=, once for each size",
             )  # fmt: skip
-    prepared, _ = prepare_graph(graph, machine, options)
-    sizes.is_open = False
+    try:
+        prepared, _ = prepare_graph(graph, machine, options)
+    finally:
+        sizes.is_open = False
     return DynamicProgram(prepared, sizes, machine, options)

@@ -158,6 +158,15 @@ def test_what_static_models_have_is_named_where_a_dynamic_one_is_asked_for_it(
         _ = model.nothing
 
 
+def test_a_size_is_a_whole_number_also_where_its_model_is_there() -> None:
+    model = dynamic_model("mlp")
+    model.at(batch=3)
+    wrong: tuple[Any, ...] = (3.0, True, [3])
+    for size in wrong:
+        with pytest.raises(UsageError, match="needs a whole number as size 'batch'"):
+            model.at(batch=size)
+
+
 @pytest.mark.parametrize(
     "is_whole",
     [
