@@ -31,7 +31,9 @@ from tests.support.grids import every
 
 ROWS: dict[str, list[Case]] = defaultdict(list)
 for _row in tables.ROWS:
-    ROWS[_row.op].append(_row)
+    # Of operators on several devices ONNX has no equivalent.
+    if _row.op not in ("Combine", "Reduction", "Repartition", "Replicate"):
+        ROWS[_row.op].append(_row)
 
 
 def in_single(one: Case) -> Case:

@@ -123,6 +123,7 @@ def test_every_example_is_run_here() -> None:
     elsewhere = {"prepare", "train_weights", "read_sheets", "sheets", "sheet_networks",
                  "train", "train_sheets"}  # fmt: skip
     tested |= {f"fractal/{name}.py" for name in OVER_NESTS}
-    # test_extensions_from_outside.py installs and tests the plugins.
-    scripts = {name for name in scripts if not name.startswith("plugins/")}
+    # test_extensions_from_outside.py installs and tests the plugins, tests/c_interface the scripts
+    # beside the C programs.
+    scripts = {name for name in scripts if not name.startswith(("plugins/", "c/"))}
     assert scripts - {f"digits/{name}.py" for name in elsewhere} == tested

@@ -166,7 +166,7 @@ def command() -> Command:
         ("--section", {"action": "append", "choices": (*SECTIONS, "all"),
                        "help": "a section of each program to print; may be repeated "
                        "(default: inputs, outputs, memory)"}),
-        ("--executor", {"choices": ("cuda", "cuda:0", "torch:cpu"),
+        ("--executor", {"choices": ("cuda", "cuda:0", "torch:cpu"), "dest": "for_executor",
                         "help": "list the operators that it computes by way of the host (needs "
                         "torch, no card)"}),
         ("--verify", {"choices": ("metadata", "full"), "default": "metadata",
@@ -211,7 +211,7 @@ def _inspect(options: argparse.Namespace) -> int:
         if options.wire or options.device or options.function:
             raise UsageError("--wire, --device and --function are for several modules")
         return _show(options)
-    if options.executor is not None:
+    if options.for_executor is not None:
         raise UsageError("--executor is for one module")
     return _stitch(options)
 
@@ -224,7 +224,7 @@ def _show(options: argparse.Namespace) -> int:
     asked = options.section or ["inputs", "outputs", "memory"]
     sections = SECTIONS if "all" in asked else tuple(s for s in SECTIONS if s in asked)
     described = describe(binary, sizes, sections)
-    if options.executor is not None:
+    if options.for_executor is not None:
         executor = make_executor("torch:cpu")
         for program, facts in zip(binary.programs, described["programs"], strict=True):
             if not program.is_opaque:
