@@ -119,6 +119,8 @@ class SegmentCosts:
         }  # fmt: skip
         self._homes = {p.name: k for k, each in enumerate(segments) for p in each.parameters}
         self._seconds: dict[tuple[Machine, Space], list[_Seconds]] = {}
+        #: Where the scratch of the whole graph is: packing it takes long.
+        self._scratch_spaces: dict[Machine, Space] = {}
         self._memory: dict[Machine, dict[tuple[int, int], tuple[dict[Space, int], ...]]] = {}
         self._moves: dict[tuple[str, str, int], float] = {}
         self._costs: dict[tuple[object, ...], StageCost] = {}
@@ -226,9 +228,12 @@ class SegmentCosts:
 
     def _on(self, machine: Machine) -> list[_Seconds]:
         """Return the seconds of each segment with values between segments where scratch is."""
-        whole = PlacedSlots(self.graph, machine.shape, home_space(machine))
-        scratch = choose_scratch(whole.scratch_nbytes, machine.shape, l1_slots_per_bank=0)
-        return self._in_space(machine, scratch.space)
+        space = self._scratch_spaces.get(machine)
+        if space is None:
+            whole = PlacedSlots(self.graph, machine.shape, home_space(machine))
+            scratch = choose_scratch(whole.scratch_nbytes, machine.shape, l1_slots_per_bank=0)
+            space = self._scratch_spaces[machine] = scratch.space
+        return self._in_space(machine, space)
 
     def _in_space(self, machine: Machine, near: Space) -> list[_Seconds]:
         if (machine, near) not in self._seconds:

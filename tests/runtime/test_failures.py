@@ -182,7 +182,7 @@ def test_copies_are_forbidden_where_they_are_new_and_where_they_are_replayed() -
             stitch.wait(one(a(x)))
         for call in (a, pipeline):
             with (
-                pytest.raises(stitch.TaskError, match=r"without_copies\(\) forbids") as refused,
+                pytest.raises(stitch.TaskError, match=r"forbid_copies\(\) forbids") as refused,
                 stitch.forbid_copies(device),
             ):
                 one(call(integers())).numpy()
