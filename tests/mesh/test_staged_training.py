@@ -284,7 +284,7 @@ def test_options_that_do_not_go_with_stages_are_refused() -> None:
     with pytest.raises(UsageError, match="parallel= takes no stage") as caught:
         compiled(parallel={"stage": 2})
     assert "did you mean" in str(caught.value)
-    with pytest.raises(UsageError, match="devices= only with parallel= or alg"):
+    with pytest.raises(UsageError, match="devices= takes parallel=, or an algorithm"):
         compiled(devices=2)
     two = stitch.MachineSpecification.of(devices=2, machine="tiny")
     with pytest.raises(UsageError, match="target= names another machine than devices="):
