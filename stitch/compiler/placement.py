@@ -505,7 +505,8 @@ def _assemble(
     home = Space.HOST if machine.dram is None else Space.DRAM
     for constant in graph.constants:
         value = values[constant.value]
-        values[constant.value] = replace(value, layout=Layout(value.type.data_type, home))
+        layout = Layout(value.type.data_type, home)
+        values[constant.value] = Value(value.name, value.type, layout)
     over = dict(aliases)
     outputs = tuple(
         replace(slot, aliases_input=over.get(i)) for i, slot in enumerate(graph.outputs)

@@ -80,15 +80,19 @@ def pack_scratch(
 def _lives(
     values: Sequence[Value], operations: Sequence[Operation], placed: frozenset[int]
 ) -> dict[int, Interval]:
-    lives: dict[int, Interval] = {}
+    firsts: dict[int, int] = {}
+    lasts: dict[int, int] = {}
     for moment, operation in enumerate(operations):
         for index in operation.inputs:
-            if index in lives:
-                lives[index] = replace(lives[index], last=moment)
+            if index in firsts:
+                lasts[index] = moment
         for index in operation.outputs:
             if index != ABSENT and index not in placed:
-                lives[index] = Interval(moment, moment, _dense_nbytes(values[index]))
-    return lives
+                firsts[index] = lasts[index] = moment
+    return {
+        index: Interval(first, lasts[index], _dense_nbytes(values[index]))
+        for index, first in firsts.items()
+    }
 
 
 def _dense_nbytes(value: Value) -> int:
@@ -155,7 +159,7 @@ def place_intermediates(
     for index, offset in plan.offsets.items():
         value = values[index]
         layout = Layout(value.type.data_type, scratch.space, address=offset)
-        placed[index] = replace(value, layout=layout)
+        placed[index] = Value(value.name, value.type, layout)
     return tuple(placed)
 
 

@@ -254,13 +254,14 @@ def definition_problems(
     count = len(values)
     defined: dict[int, str] = {}
 
-    def define(index: int, where: str) -> Iterator[Problem]:
+    def define(index: int, where: str) -> tuple[Problem, ...]:
         if not 0 <= index < count:
-            yield Problem("bad_index", where, f"value {index} of {count}")
-        elif index in defined:
-            yield Problem("defined_twice", where, f"value {index} comes from {defined[index]}")
-        else:
-            defined[index] = where
+            return (Problem("bad_index", where, f"value {index} of {count}"),)
+        if index in defined:
+            text = f"value {index} comes from {defined[index]}"
+            return (Problem("defined_twice", where, text),)
+        defined[index] = where
+        return ()
 
     for value, where in given:
         yield from define(value, where)

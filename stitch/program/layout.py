@@ -106,7 +106,7 @@ class Layout:
         # Layouts are made by the thousand: the words are looked for only where they are needed.
         if enums != (DataType, Space, MemoryLayout):
             check_fields(self, data_type=_DATA_TYPE, space=_SPACE, memory_layout=_MEMORY_LAYOUT)
-        wrong = list(self._contradictions())
+        wrong = self._contradictions()
         if wrong:
             raise LayoutError("this layout is not legal: " + "; ".join(wrong))
 
