@@ -60,8 +60,7 @@ from stitch.program import (
 )
 from stitch.report import MACHINE, Device, open_device
 from stitch.runtime import TENSOR, LoadedProgram, RuntimeDevice, RuntimePipeline, Tensor
-from stitch.ttb import SOURCE, Binary, inspect_sizes
-from stitch.ttb import load as load_binary
+from stitch.ttb import SOURCE, Binary, SymbolicBinary, inspect_sizes, load_any
 
 if TYPE_CHECKING:
     from stitch.documents import YamlPipeline
@@ -557,16 +556,27 @@ class Pipeline(RuntimePipeline):
 
 
 @takes(source=SOURCE, verify=TEXT)
-def load(source: str | Path | bytes | ModelOfBinary, *, verify: str = "metadata") -> Binary:
+def load(source: str | Path | bytes | ModelOfBinary, *, verify: str = "metadata") -> Any:
     """Read and check a binary without a device: a path, bytes, or a compiled model.
 
-    `verify="full"` checks every byte. Raises `FormatError`, `IncompatibleError`.
+    Args:
+        source: What to read.
+        verify: `full` checks every byte.
+
+    Returns:
+        A `Binary`; of a file with named sizes a `DynamicModel`, to call or to ask for its programs
+        `at` sizes.
+
+    Raises:
+        FormatError: The file is damaged.
+        IncompatibleError: It is of another version, or requires unknown features.
     """
     if isinstance(source, ModelOfBinary):
         return source.binary
     if verify not in ("metadata", "full"):
         raise UsageError("verify must be 'metadata' or 'full'", got=repr(verify))
-    return load_binary(source, verify="full" if verify == "full" else "metadata")
+    binary = load_any(source, verify="full" if verify == "full" else "metadata")
+    return DynamicModel.of(binary) if isinstance(binary, SymbolicBinary) else binary
 
 
 def submit(

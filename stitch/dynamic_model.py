@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stitch.argument_kinds import arranged
-from stitch.compiler import DynamicProgram, type_text
+from stitch.argument_kinds import PATH, arranged, takes
+from stitch.compiler import CompileOptions, DynamicProgram, type_text
 from stitch.errors import UsageError
 from stitch.model import PRODUCER, CompiledModel
-from stitch.ttb import Binary
+from stitch.ttb import Binary, SymbolicBinary, encode, save
 
 #: Static models that are kept; the oldest one is dropped first.
 MAX_MODELS = 256
@@ -51,7 +52,7 @@ class DynamicModel:
         return f"<DynamicModel for {self.target}: {self.program.text()}>"
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("save", "encode", "dump", "binary", "program_at"):
+        if name in ("dump", "binary", "program_at"):
             raise UsageError(
                 f"a model with named sizes has no {name}: its static models have",
                 remedy="choose sizes: model.at("
@@ -59,6 +60,30 @@ class DynamicModel:
                 + f").{name}",
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @classmethod
+    def of(cls, binary: SymbolicBinary) -> DynamicModel:
+        """Return the model of a file with named sizes."""
+        options = CompileOptions(role=binary.role, math_fidelity=binary.math_fidelity)
+        program = DynamicProgram(binary.graph, binary.sizes, binary.machine, options)
+        return cls(program, binary.machine.name)
+
+    def _stored(self) -> SymbolicBinary:
+        program = self.program
+        options, graph = program.options, program.graph
+        return SymbolicBinary(
+            replace(graph, name=options.name or graph.name), program.sizes, program.machine,
+            PRODUCER, options.role, options.math_fidelity,
+        )  # fmt: skip
+
+    @takes(path=PATH)
+    def save(self, path: str | Path) -> None:
+        """Write the `.ttb` file of the program with named sizes, which `stitch.load` reads."""
+        save(self._stored(), path)
+
+    def encode(self) -> bytes:
+        """Return the bytes that `save` writes."""
+        return encode(self._stored())
 
     def text(self) -> str:
         """Return sizes, guards and slots as readable text."""
@@ -82,7 +107,7 @@ class DynamicModel:
         model = self.models.get(key) if is_plain else None
         if model is None:
             graph, compilation = self.program.compilation_at(sizes)
-            options, shape = self.program.options, self.program.machine.shape
+            options, shape = self.program.options, self.program.machine
             model = CompiledModel(
                 graph, Binary((compilation.program,), shape, PRODUCER), self.target,
                 options.placement, compilation.warnings, executor=options.executor,

@@ -19,7 +19,7 @@ from stitch.machine import Machine, known_machines, load_machine
 from stitch.option_values import DEFAULT_TARGET
 from stitch.program import Program
 from stitch.report import counted
-from stitch.ttb import Binary
+from stitch.ttb import Binary, load
 
 _T = TypeVar("_T")
 
@@ -111,8 +111,8 @@ def with_program(module: ModuleFile, program: Program) -> ModuleFile:
 def _binary(path: str, verify: str) -> Binary:
     if path == "-":
         note_file(0, "standard input")
-        return api.load(sys.stdin.buffer.read(), verify=verify)
-    return api.load(path, verify=verify)
+        return load(sys.stdin.buffer.read(), verify=verify)
+    return load(path, verify=verify)
 
 
 def _compiled(path: str, target: str, compiling: Callable[[str], None] | None) -> Binary:

@@ -31,7 +31,7 @@ from stitch.compiler.placement import (
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, check_types
 from stitch.linker import drop_unused_values, remove_dead_code
-from stitch.machine import Machine
+from stitch.machine import Machine, MachineShape
 from stitch.ops import has_products
 from stitch.program import MathFidelity, Operation, Program
 
@@ -65,7 +65,7 @@ def compile_graph(
         LayoutError: A layout is invalid.
         OutOfMemoryError: The program does not fit the machine.
     """
-    return place_graph(*prepare_graph(graph, machine, options), machine, options)
+    return place_graph(*prepare_graph(graph, machine, options), machine.shape, options)
 
 
 def prepare_graph(
@@ -98,14 +98,15 @@ def prepare_graph(
 
 
 def place_graph(
-    graph: ComputationGraph, loops: tuple[LoopNote, ...], machine: Machine, options: CompileOptions
-) -> Compilation:
+    graph: ComputationGraph, loops: tuple[LoopNote, ...], machine: MachineShape,
+    options: CompileOptions,
+) -> Compilation:  # fmt: skip
     """Place a prepared graph without symbolic sizes; raises what `compile_graph` raises."""
     placement = slot_placement(graph)
     graph = add_output_identities(graph, placement.rounded_outputs(graph))
     prove_aliases(graph, placement.aliases)
     aliases = placement.aliases + free_aliases(graph, placement)
-    program, warnings = place(graph, placement, aliases, machine.shape, options)
+    program, warnings = place(graph, placement, aliases, machine, options)
     return Compilation(with_math_fidelity(program, options.math_fidelity), warnings, loops)
 
 

@@ -13,8 +13,9 @@ from stitch.compiler.compile_graph import place_graph, prepare_graph
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph
-from stitch.machine import Machine
+from stitch.machine import Machine, MachineShape
 from stitch.program import (
+    MAX_SIZE,
     Constant,
     Guard,
     Program,
@@ -35,13 +36,13 @@ class DynamicProgram:
     Attributes:
         graph: The graph after the passes; shapes have symbolic sizes.
         sizes: The named sizes with their bounds, hints and guards.
-        machine: The machine that it is compiled for.
+        machine: The memory of the machine that it is compiled for.
         options: The options of the compilation.
     """
 
     graph: ComputationGraph
     sizes: SymbolicSizes
-    machine: Machine
+    machine: MachineShape
     options: CompileOptions
 
     @property
@@ -64,15 +65,23 @@ class DynamicProgram:
 
     def compilation_at(self, sizes: dict[str, int]) -> tuple[ComputationGraph, Compilation]:
         """Return the graph and the compilation at some sizes; raises what `at` raises."""
-        checked = self.sizes.check(sizes, f"program {self.options.name or self.graph.name!r}")
-        values = tuple([
-            _value_at(value, checked) if any(map(is_symbolic, value.type.shape)) else value
-            for value in self.graph.values
-        ])  # fmt: skip
-        constants = tuple([
-            Constant(c.value, c.data.at(checked)) if isinstance(c.data, SymbolicData) else c
-            for c in self.graph.constants
-        ])  # fmt: skip
+        what = f"program {self.options.name or self.graph.name!r}"
+        checked = self.sizes.check(sizes, what)
+        try:
+            values = tuple([
+                _value_at(value, checked) if any(map(is_symbolic, value.type.shape)) else value
+                for value in self.graph.values
+            ])  # fmt: skip
+            constants = tuple([
+                Constant(c.value, c.data.at(checked)) if isinstance(c.data, SymbolicData) else c
+                for c in self.graph.constants
+            ])  # fmt: skip
+        except (ArithmeticError, ValueError) as error:
+            raise CompileError(
+                f"{what} has no shapes at these sizes: {error}",
+                got=", ".join(f"{name}={size}" for name, size in checked.items()),
+                remedy="choose other sizes",
+            ) from error
         graph = replace(self.graph, values=values, constants=constants)
         return graph, place_graph(graph, (), self.machine, self.options)
 
@@ -104,7 +113,11 @@ def type_text(kind: ValueType) -> str:
 
 
 def _value_at(value: Value, sizes: dict[str, int]) -> Value:
-    return Value(value.name, ValueType(at_sizes(value.type.shape, sizes), value.type.data_type))
+    shape = at_sizes(value.type.shape, sizes)
+    if min(shape) < 0 or max(shape) > MAX_SIZE:
+        kind = type_text(value.type)
+        raise ValueError(f"{value.name or 'a value'}, {kind}, would be {list(shape)}")
+    return Value(value.name, ValueType(shape, value.type.data_type))
 
 
 def compile_dynamic(
@@ -130,4 +143,4 @@ def compile_dynamic(
         prepared, _ = prepare_graph(graph, machine, options)
     finally:
         sizes.is_open = False
-    return DynamicProgram(prepared, sizes, machine, options)
+    return DynamicProgram(prepared, sizes, machine.shape, options)

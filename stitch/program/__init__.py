@@ -18,6 +18,8 @@ from stitch.program.contents import (
     same_bytes,
 )
 from stitch.program.data_type import BLOCK_ELEMENTS, DataType
+from stitch.program.expression_rows import ExpressionRows, expressions_of
+from stitch.program.expression_rows import Row as ExpressionRow
 from stitch.program.layout import (
     MAX_RANK,
     TILE_SHAPE,
@@ -67,6 +69,7 @@ from stitch.program.symbolic_data import (
     same_integers,
 )
 from stitch.program.symbolic_sizes import (
+    MAX_SIZE,
     Dim,
     Guard,
     SymbolicSize,
@@ -79,14 +82,15 @@ from stitch.program.symbolic_sizes import (
 
 __all__ = [
     "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool", "CONDITION",
-    "Constant", "Contents", "DataType", "Dim", "Expression", "FreeNames", "Guard",
+    "Constant", "Contents", "DataType", "Dim", "Expression",
+    "ExpressionRow", "ExpressionRows", "FreeNames", "Guard",
     "INITIAL_STATE", "InputKind", "InputSlot", "Layout", "MAX_EXPANSION", "MAX_RANK",
-    "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MathFidelity", "MemoryLayout", "NO_ATTRIBUTES",
+    "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MAX_SIZE", "MathFidelity", "MemoryLayout", "NO_ATTRIBUTES",
     "OPAQUE_DOMAIN", "Operation", "OperationList", "Orientation", "OutputSlot", "Ownership",
     "Program", "Role", "SCAN", "ScanForm", "Scratch", "Seam", "ShardSpec", "Space",
     "SymbolicData", "SymbolicSize", "SymbolicSizes", "TILE_SHAPE", "TensorDesc", "Value",
     "ValueType", "as_read_only", "at_sizes", "body_lines", "can_change", "dense_bytes",
-    "holds_foreign", "has_symbols", "host_layout", "int64_array", "integers_of", "is_scan",
-    "is_symbolic", "link_problem", "name_of", "result_types", "same_bytes", "same_integers",
-    "size_of", "slice_bounds", "structure_problems", "summary",
+    "expressions_of", "has_symbols", "holds_foreign", "host_layout", "int64_array",
+    "integers_of", "is_scan", "is_symbolic", "link_problem", "name_of", "result_types",
+    "same_bytes", "same_integers", "size_of", "slice_bounds", "structure_problems", "summary",
 ]  # fmt: skip

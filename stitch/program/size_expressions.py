@@ -73,13 +73,13 @@ class Expression:
         return frozenset(found)
 
     def __add__(self, other: Expression | int) -> Expression:
-        return _polynomial([*self.terms, *_of(other).terms])
+        return polynomial([*self.terms, *_of(other).terms])
 
     def __sub__(self, other: Expression | int) -> Expression:
         return self + _of(other) * -1
 
     def __mul__(self, other: Expression | int) -> Expression:
-        return _polynomial(
+        return polynomial(
             [
                 (tuple(sorted((*one, *two), key=str)), a * b)
                 for (one, a), (two, b) in product(self.terms, _of(other).terms)
@@ -115,12 +115,12 @@ class Expression:
             else:
                 whole.append((left, coefficient // factor))
         if not rest:
-            return _polynomial(whole)
+            return polynomial(whole)
         remainder = Expression(tuple(rest))
         number, by = remainder.constant, divisor.constant
         if number is not None and by is not None:
-            return _polynomial(whole) + number // by
-        return _polynomial(whole) + _atom(Quotient(remainder, divisor))
+            return polynomial(whole) + number // by
+        return polynomial(whole) + _atom(Quotient(remainder, divisor))
 
     def at(self, sizes: Mapping[str, int]) -> int:
         """Return the value at some sizes; raise `ZeroDivisionError` as Python does."""
@@ -172,7 +172,8 @@ def _atom(quotient: Quotient) -> Expression:
     return Expression((((quotient,), 1),))
 
 
-def _polynomial(terms: list[tuple[Monomial, int]]) -> Expression:
+def polynomial(terms: list[tuple[Monomial, int]]) -> Expression:
+    """Return the sum of terms, each with sorted atoms, in the normal form."""
     sums: dict[Monomial, int] = {}
     for monomial, coefficient in terms:
         sums[monomial] = sums.get(monomial, 0) + coefficient
@@ -196,12 +197,17 @@ def _times(a: float, b: float) -> float:
     return 0 if 0 in (a, b) else a * b
 
 
+def _is_infinite(end: float) -> bool:
+    # `math.isinf` takes no integers beyond the range of floats.
+    return end in (math.inf, -math.inf)
+
+
 def _quotient_bounds(atom: Quotient, sizes: Mapping[str, Bounds]) -> Bounds:
     low, high = atom.divisor.bounds(sizes)
     if low <= 0:
         return -math.inf, math.inf
     corners = [
-        end if math.isinf(end) else (0 if end >= 0 else -1) if math.isinf(by) else end // by
+        end if _is_infinite(end) else (0 if end >= 0 else -1) if _is_infinite(by) else end // by
         for end in atom.dividend.bounds(sizes) for by in (low, high)
     ]  # fmt: skip
     return min(corners), max(corners)

@@ -27,22 +27,40 @@ MAX_SIZE = 1 << 48
 COMMON_HINT = 7
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Dim:
     """A named size with inclusive bounds, for `dynamic_shapes=` of `stitch.compile`.
+
+    `min` and `max` are other words for the bounds, as `torch.export.Dim` has them.
 
     Raises:
         UsageError: The name is no identifier, or the bounds contain no size.
 
     >>> Dim("batch", 1, 64)
     Dim(name='batch', least=1, most=64)
+    >>> Dim("batch", max=64) == Dim("batch", 1, 64)
+    True
     """
 
     name: str
-    least: int = 1
-    most: int = MAX_SIZE
+    least: int
+    most: int
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, name: str, least: int | None = None, most: int | None = None, *,
+        min: int | None = None, max: int | None = None,
+    ) -> None:  # fmt: skip
+        if (least is not None and min is not None) or (most is not None and max is not None):
+            raise UsageError(
+                f"Dim {name!r} has a bound twice", expected="least and most, or min= and max="
+            )
+        low, high = (least if min is None else min), (most if max is None else max)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "least", 1 if low is None else low)
+        object.__setattr__(self, "most", MAX_SIZE if high is None else high)
+        self._check()
+
+    def _check(self) -> None:
         if not (isinstance(self.name, str) and self.name.isidentifier()):
             raise UsageError("the name of a Dim must be an identifier", got=repr(self.name))
         ends = (self.least, self.most)
@@ -115,6 +133,29 @@ class SymbolicSizes:
         #: Whether comparisons are still recorded; afterwards sizes give no numbers.
         self.is_open = True
 
+    @classmethod
+    def restored(
+        cls, dims: Sequence[Dim], hints: Mapping[str, int], guards: Sequence[Guard]
+    ) -> SymbolicSizes:
+        """Return the sizes of a compilation that has ended; `sources` are to be added.
+
+        Raises:
+            UsageError: Two sizes have one name, or a hint is out of bounds.
+        """
+        sizes = cls({})
+        for dim in dims:
+            if dim.name in sizes.dims:
+                raise UsageError(f"two sizes are called {dim.name!r}")
+            if not dim.least <= hints[dim.name] <= dim.most:
+                raise UsageError(f"the example of size {dim.name!r} is out of its bounds",
+                                 expected=f"{dim.least} to {dim.most}",
+                                 got=str(hints[dim.name]))  # fmt: skip
+            sizes.dims[dim.name] = dim
+        sizes.hints.update(hints)
+        sizes._guards = {(g.left, g.relation, g.right): g for g in guards}
+        sizes.is_open = False
+        return sizes
+
     @property
     def guards(self) -> tuple[Guard, ...]:
         """The guards in the order in which they were first needed."""
@@ -170,6 +211,11 @@ class SymbolicSizes:
             raise UsageError(f"two examples disagree about {dim.name!r}", where=where,
                              expected=str(self.hints[dim.name]), got=str(example))  # fmt: skip
         return SymbolicSize(Expression.of_name(dim.name), self)
+
+    def size(self, expression: Expression) -> SymbolicSize | int:
+        """Return an expression of these sizes as a size: an `int` if it is constant."""
+        number = expression.constant
+        return SymbolicSize(expression, self) if number is None else number
 
     def check(self, sizes: Mapping[str, int], what: str) -> dict[str, int]:
         """Return sizes by name after checking names, bounds and guards.
@@ -274,13 +320,13 @@ def _operator(
         right = self._expression_of(other)
         if right is NotImplemented:
             return by_number(int(self), other) if isinstance(other, Number) else right
-        return self._new(compute(self, self.expression, right))
+        return self.sizes.size(compute(self, self.expression, right))
 
     def reflected(self: SymbolicSize, other: Any) -> Any:
         left = self._expression_of(other)
         if left is NotImplemented:
             return by_number(other, int(self)) if isinstance(other, Number) else left
-        return self._new(compute(self, left, self.expression))
+        return self.sizes.size(compute(self, left, self.expression))
 
     return forward, reflected
 
@@ -331,10 +377,6 @@ class SymbolicSize:
         """As of `int`; a number is needed."""
         return int(self).bit_length()
 
-    def _new(self, expression: Expression) -> SymbolicSize | int:
-        number = expression.constant
-        return SymbolicSize(expression, self.sizes) if number is None else number
-
     def _expression_of(self, other: Any) -> Any:
         if isinstance(other, SymbolicSize):
             if other.sizes is not self.sizes:
@@ -351,7 +393,7 @@ class SymbolicSize:
     __mod__, __rmod__ = _operator(lambda self, a, b: a - _quotient(self, a, b) * b, operator.mod)
 
     def __neg__(self) -> SymbolicSize | int:
-        return self._new(self.expression * -1)
+        return self.sizes.size(self.expression * -1)
 
     def __pos__(self) -> SymbolicSize:
         return self

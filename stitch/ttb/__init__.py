@@ -23,12 +23,15 @@ from stitch.ttb.file import (
     encode,
     inspect_sizes,
     load,
+    load_any,
     save,
 )
+from stitch.ttb.symbolic_binary import SYMBOLIC_SIZES, SymbolicBinary
 
 __all__ = [
-    "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "FileSizes", "Origin",
+    "CURRENT", "FEATURES", "OPSET", "SOURCE", "SYMBOLIC_SIZES", "Binary", "FileSizes",
+    "Origin", "SymbolicBinary",
     "TensorLife", "Version", "content_of", "encode",
-    "initial_values", "inspect_sizes", "load", "metadata_crc32",
+    "initial_values", "inspect_sizes", "load", "load_any", "metadata_crc32",
     "metadata_nbytes", "recognize", "save", "state_names",
 ]  # fmt: skip

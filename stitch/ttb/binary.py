@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stitch.errors import CompileError, StitchError
@@ -15,6 +16,7 @@ from stitch.program import (
     Body,
     DataType,
     MathFidelity,
+    OperationList,
     Program,
     TensorDesc,
     is_scan,
@@ -49,6 +51,7 @@ FEATURES: frozenset[str] = frozenset(
         "narrow_types",
         "scans",
         "seams",
+        "symbolic_sizes",
     }
 )
 
@@ -78,11 +81,11 @@ class SegmentChecks:
         self._used_by = used_by  # a program's name -> the segments of its constants
         self._checked: set[int] = set()
 
-    def segments_of(self, program: Program) -> tuple[int, ...]:
+    def segments_of(self, program: OperationList) -> tuple[int, ...]:
         """The segments that hold a program's constants, in the order of `every_constant`."""
         return self._used_by.get(program.name, ())
 
-    def check(self, programs: tuple[Program, ...], *, every: bool) -> None:
+    def check(self, programs: Sequence[OperationList], *, every: bool) -> None:
         """Raise `FormatError` naming each unchecked segment whose bytes do not match."""
         wanted = set(range(len(self.rows))) if every else set[int]()
         names: dict[int, str] = {}
@@ -107,7 +110,7 @@ class SegmentChecks:
         )
 
 
-def _check_elements(program: Program, problems: ProblemList) -> None:
+def _check_elements(program: OperationList, problems: ProblemList) -> None:
     """A bool that is neither 0 nor 1 would mean different things to different kernels."""
     for constant, value in program.every_constant():
         kind = DataType.from_dtype(constant.data.dtype)

@@ -95,16 +95,10 @@ class Decoder:
 
     def binary(self, root: Record) -> Binary | None:
         """The binary of a root record; None where problems were found."""
-        version, producer, opset, machine, programs, segments, requires = root
-        rows = tuple([SegmentRow(*row) for row in segments])
-        self._check_segments(rows)
-        shape = self._machine(machine)
+        version, producer, opset, _, programs, _, requires, _ = root
+        rows, shape = self._frame(root)
         if self._problems.count:
             return None
-        view = self._data
-        self._segments = tuple(
-            [np.frombuffer(view[r.offset : r.offset + r.nbytes], np.uint8) for r in rows]
-        )
         decoded = [self._program(record, i) for i, record in enumerate(programs)]
         if self._problems.count:
             return None
@@ -113,8 +107,20 @@ class Decoder:
         try:
             return Binary(whole, shape, producer, opset, Version(*version), requires, checks)
         except StitchError as error:
-            self._problems.add("binary", "Binary", _one_line(error))
+            self._problems.add("binary", "Binary", one_line(error))
             return None
+
+    def _frame(self, root: Record) -> tuple[tuple[SegmentRow, ...], MachineShape]:
+        """The segments and the machine of a root record."""
+        rows = tuple([SegmentRow(*row) for row in root[5]])
+        self._check_segments(rows)
+        shape = self._machine(root[3])
+        if not self._problems.count:
+            view = self._data
+            self._segments = tuple(
+                [np.frombuffer(view[r.offset : r.offset + r.nbytes], np.uint8) for r in rows]
+            )
+        return rows, shape
 
     # Segments and machine ------------------------------------------------------------------
 
@@ -177,8 +183,8 @@ class Decoder:
         try:
             program = Program(
                 name,
-                tuple([_input(slot) for slot in inputs]),
-                tuple([_output(slot) for slot in outputs]),
+                tuple([input_slot(slot) for slot in inputs]),
+                tuple([output_slot(slot) for slot in outputs]),
                 decoded_values,
                 decoded_operations,
                 decoded_constants,
@@ -188,7 +194,7 @@ class Decoder:
                 bodies=decoded_bodies,
             )
         except CompileError as error:
-            for problem in error.problems or (Problem("program", "", _one_line(error)),):
+            for problem in error.problems or (Problem("program", "", one_line(error)),):
                 at = f"{where}: {problem.where}" if problem.where else where
                 self._problems.add(problem.kind, at, problem.detail)
             return None
@@ -237,7 +243,7 @@ class Decoder:
                 None if address == -1 else address,
             )
         except StitchError as error:
-            self._problems.add("layout", where, _one_line(error))
+            self._problems.add("layout", where, one_line(error))
             return None
 
     def _operations(self, records: tuple[Record, ...], where: str) -> tuple[Operation, ...]:
@@ -293,16 +299,19 @@ class Decoder:
         return segment.view(dtype).reshape(kind.shape)
 
 
-def _one_line(error: StitchError) -> str:
+def one_line(error: StitchError) -> str:
+    """An error's text on one line."""
     return " ".join(str(error).split())
 
 
-def _input(record: Record) -> InputSlot:
+def input_slot(record: Record) -> InputSlot:
+    """The input slot of a record."""
     name, value, kind, ownership = record
     return InputSlot(name, value, _INPUT_KINDS[kind], _OWNERSHIPS[ownership])
 
 
-def _output(record: Record) -> OutputSlot:
+def output_slot(record: Record) -> OutputSlot:
+    """The output slot of a record."""
     name, value, alias = record
     return OutputSlot(name, value, None if alias == -1 else alias)
 

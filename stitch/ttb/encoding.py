@@ -20,6 +20,10 @@ from stitch.program import (
     AttributeValue,
     Body,
     Constant,
+    Expression,
+    ExpressionRow,
+    ExpressionRows,
+    Guard,
     InputSlot,
     Layout,
     Operation,
@@ -27,13 +31,17 @@ from stitch.program import (
     Program,
     Seam,
     ShardSpec,
+    SymbolicData,
+    SymbolicSize,
     Value,
     ValueType,
+    expressions_of,
 )
 from stitch.ttb.binary import Binary, SegmentRow
 from stitch.ttb.decoding import CODES
 from stitch.ttb.envelope import Segments
-from stitch.ttb.generated import FILE_IDENTIFIER, SCHEMA, TABLES, UNIONS
+from stitch.ttb.generated import ENUMS, FILE_IDENTIFIER, SCHEMA, TABLES, UNIONS
+from stitch.ttb.symbolic_binary import RELATION_NAMES, SYMBOLIC_SIZES, SymbolicBinary
 
 #: Writes one value into the table that a builder has begun.
 Prepend = Callable[[Any, Any], None]
@@ -74,16 +82,22 @@ _FIELDS: dict[tuple[str, str], FieldSpec] = {
 
 #: The type code of each table that an attribute's value may be.
 _VALUE_TYPES = {name: code for code, name in enumerate(UNIONS["AttributeValue"], 1)}
+#: The code of each relation of a guard.
+_RELATIONS = {RELATION_NAMES[name]: code for code, name in enumerate(ENUMS["SizeRelation"])}
 _INT64 = range(-(2**63), 2**63)
 
 
-def encode_metadata(binary: Binary, segments: Segments) -> bytes:
+def encode_metadata(binary: Binary | SymbolicBinary, segments: Segments) -> bytes:
     """The size-prefixed flatbuffer of a binary, which a reader will take.
 
     Raises `StitchError` for what the format cannot hold.
     """
     try:
-        metadata = _Encoder(segments).root(binary)
+        encoder = _Encoder(segments)
+        if isinstance(binary, SymbolicBinary):
+            metadata = encoder.symbolic_root(binary)
+        else:
+            metadata = encoder.root(binary)
     except (TypeError, OverflowError) as error:  # What flatbuffers and NumPy say of wide numbers.
         raise StitchError(
             "the binary holds a number that a .ttb file cannot",
@@ -169,14 +183,24 @@ class _Encoder:
 
     def root(self, binary: Binary) -> bytes:
         programs = self._vector([self._program(p) for p in binary.programs])
+        return self._finished(binary, binary.requires, programs, 0)
+
+    def symbolic_root(self, binary: SymbolicBinary) -> bytes:
+        symbolic = self._symbolic_program(binary)
+        return self._finished(binary, (SYMBOLIC_SIZES,), self._empty_vector(), symbolic)
+
+    def _finished(
+        self, binary: Binary | SymbolicBinary, required: Sequence[str], programs: int, symbolic: int
+    ) -> bytes:
         machine = self._machine(binary.machine)
         segments = self._vector([self._segment(row) for row in self._segments.rows])
-        requires = self._vector([self._text(name, "requires") for name in binary.requires])
+        requires = self._vector([self._text(name, "requires") for name in required])
         producer = self._string("Binary", "producer", binary.producer)
         version = self._table("Version", binary.version.major, binary.version.minor)
         root = self._table(
-            "Binary", version, producer, binary.opset, machine, programs, segments, requires
-        )
+            "Binary", version, producer, binary.opset, machine, programs, segments, requires,
+            symbolic,
+        )  # fmt: skip
         self._builder.FinishSizePrefixed(root, file_identifier=FILE_IDENTIFIER)
         return bytes(self._builder.Output())
 
@@ -292,6 +316,84 @@ class _Encoder:
             "Operation", op, domain, inputs, outputs, attributes, location, operation.body,
             CODES[operation.math_fidelity], operation.opset,
         )  # fmt: skip
+
+    # Symbolic programs -----------------------------------------------------------------------
+
+    def _empty_vector(self) -> int:
+        """A vector of nothing, where the schema requires one."""
+        self._builder.StartVector(4, 0, 4)
+        end: int = self._builder.EndVector()
+        return end
+
+    def _symbolic_program(self, binary: SymbolicBinary) -> int:
+        graph, dims = binary.graph, binary.sizes.dims
+        rows = ExpressionRows(list(dims))
+        values = self._vector([self._symbolic_value(value, rows) for value in graph.values])
+        constants = self._vector([self._symbolic_constant(c, rows) for c in graph.constants])
+        guards = self._vector([self._guard(guard, rows) for guard in binary.sizes.guards])
+        expressions_of(rows.rows, list(dims))  # Raises for what no reader takes.
+        expressions = self._vector([self._expression(row) for row in rows.rows])
+        named = [
+            self._table(
+                "NamedSize", self._string("NamedSize", "name", name), dim.least, dim.most,
+                binary.sizes.hints[name],
+            )
+            for name, dim in dims.items()
+        ]  # fmt: skip
+        sizes = self._vector(named) or self._empty_vector()
+        inputs = self._vector([self._input(slot) for slot in graph.inputs])
+        outputs = self._vector([self._output(slot) for slot in graph.outputs])
+        operations = self._vector([self._operation(o) for o in graph.operations])
+        placement = self._vector([
+            self._string("SymbolicProgram", "placement", option.text())
+            for option in graph.placement
+        ])  # fmt: skip
+        name = self._string("SymbolicProgram", "name", graph.name)
+        return self._table(
+            "SymbolicProgram", name, CODES[binary.role], CODES[binary.math_fidelity], sizes,
+            expressions, guards, inputs, outputs, values, operations, constants, placement,
+        )  # fmt: skip
+
+    def _expression(self, row: ExpressionRow) -> int:
+        terms = [
+            self._table("SizeTerm", coefficient, self._scalars("SizeTerm", "factors", factors))
+            for coefficient, factors in row[0]
+        ]
+        return self._table("SizeExpression", self._vector(terms), row[1])
+
+    def _guard(self, guard: Guard, rows: ExpressionRows) -> int:
+        line, relied = (
+            self._string("SizeGuard", field, text) if text else 0
+            for field, text in (("line", guard.line), ("relied", guard.relied))
+        )
+        return self._table(
+            "SizeGuard", rows.number(guard.left), _RELATIONS[guard.relation],
+            rows.number(guard.right), line, relied, int(guard.is_specialised),
+        )  # fmt: skip
+
+    def _symbolic_value(self, value: Value, rows: ExpressionRows) -> int:
+        name, shape = self._string("SymbolicValue", "name", value.name), value.type.shape
+        sizes = [
+            rows.number(size.expression) if isinstance(size, SymbolicSize) else -1 for size in shape
+        ]
+        fixed = tuple([
+            0 if isinstance(size, SymbolicSize) else size for size in shape
+        ])  # fmt: skip
+        kind = self._value_type(ValueType(fixed, value.type.data_type))
+        is_symbolic = any(size != -1 for size in sizes)
+        listed = self._scalars("SymbolicValue", "sizes", sizes) if is_symbolic else 0
+        return self._table("SymbolicValue", name, kind, listed)
+
+    def _symbolic_constant(self, constant: Constant, rows: ExpressionRows) -> int:
+        if not isinstance(constant.data, SymbolicData):
+            segment = self._segments.of_constant[id(constant)]
+            return self._table("SymbolicConstant", constant.value, segment, 0)
+        numbers = [
+            rows.number(e.expression if isinstance(e, SymbolicSize) else Expression.of_int(int(e)))
+            for e in constant.data.elements
+        ]
+        elements = self._scalars("SymbolicConstant", "elements", numbers)
+        return self._table("SymbolicConstant", constant.value, 0, elements)
 
     # Attributes ----------------------------------------------------------------------------
 

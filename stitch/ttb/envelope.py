@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stitch.errors import FormatError
-from stitch.program import Array, Contents, Program
+from stitch.program import Array, Contents, OperationList
 from stitch.ttb.binary import SegmentRow
 from stitch.ttb.generated import FILE_IDENTIFIER
 
@@ -124,7 +124,7 @@ class Segments:
     of_constant: Mapping[int, int]  # id of a `Constant` -> its segment
 
 
-def collect_segments(programs: Iterable[Program]) -> Segments:
+def collect_segments(programs: Iterable[OperationList]) -> Segments:
     """Lay the constants of all programs out behind each other; equal bytes become one segment."""
     contents, rows, end = Contents(), list[SegmentRow](), 0
     of_constant: dict[int, int] = {}

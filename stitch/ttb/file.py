@@ -27,6 +27,7 @@ from stitch.ttb.envelope import (
     open_envelope,
 )
 from stitch.ttb.generated import ROOT, SCHEMA, TABLES
+from stitch.ttb.symbolic_binary import SymbolicBinary
 from stitch.ttb.ttnn import is_ttnn
 
 #: What holds programs: to load, to submit, to look at.
@@ -49,9 +50,9 @@ _PEEK = Schema(
 )
 
 
-def content_of(binary: Binary) -> Callable[[Sink], None]:
+def content_of(binary: Binary | SymbolicBinary) -> Callable[[Sink], None]:
     """What writes a `.ttb` file, segment by segment; raises as `encode` does."""
-    segments = collect_segments(binary.programs)
+    segments = _segments_of(binary)
     head = close_metadata(_encoded(binary, segments))
 
     def write(sink: Sink) -> None:
@@ -62,14 +63,20 @@ def content_of(binary: Binary) -> Callable[[Sink], None]:
     return write
 
 
-def _encoded(binary: Binary, segments: Segments) -> bytes:
+def _segments_of(binary: Binary | SymbolicBinary) -> Segments:
+    if isinstance(binary, SymbolicBinary):
+        return collect_segments((binary.stored_constants(),))
+    return collect_segments(binary.programs)
+
+
+def _encoded(binary: Binary | SymbolicBinary, segments: Segments) -> bytes:
     # What writes is loaded for writing: most processes only read.
     from stitch.ttb.encoding import encode_metadata
 
     return encode_metadata(binary, segments)
 
 
-def encode(binary: Binary) -> bytes:
+def encode(binary: Binary | SymbolicBinary) -> bytes:
     """The bytes of a `.ttb` file; the same for equal binaries, in every process.
 
     Raises `StitchError` for what the format cannot hold (a name that is too long, for instance).
@@ -79,7 +86,7 @@ def encode(binary: Binary) -> bytes:
     return stream.getvalue()
 
 
-def save(binary: Binary, path: str | Path) -> None:
+def save(binary: Binary | SymbolicBinary, path: str | Path) -> None:
     """Write a `.ttb` file, segment by segment, whole or not at all.
 
     Raises `StitchError` with the path where it cannot be written; then nothing is left behind, and
@@ -103,21 +110,36 @@ def load(source: Source, *, verify: Literal["metadata", "full"] = "metadata") ->
 
     Verifies all metadata before decoding any of it. Constants are read-only views of the mapping;
     their checksums are tested with `verify="full"`, else by `Binary.verify_segments`. Raises
-    `FormatError` with every defect found, `IncompatibleError` for another version or an unknown
-    feature; whatever the bytes, nothing else.
+    `FormatError` with every defect found, `IncompatibleError` for another version, an unknown
+    feature or a program with named sizes; whatever the bytes, nothing else.
     """
+    where, binary = _read(source, verify)
+    if isinstance(binary, SymbolicBinary):
+        raise binary.needs_sizes(where)
+    return binary
+
+
+def load_any(
+    source: Source, *, verify: Literal["metadata", "full"] = "metadata"
+) -> Binary | SymbolicBinary:
+    """Read a `.ttb` file as `load` does, also one with named sizes, whose constants' checksums are
+    tested at once."""
+    return _read(source, verify)[1]
+
+
+def _read(source: Source, verify: str) -> tuple[str, Binary | SymbolicBinary]:
     if verify not in ("metadata", "full"):
         raise StitchError(f"unknown verification {verify!r}", expected="metadata or full")
     where, file = open_source(source)
     if is_ttnn(bytes(file[:HEAD_NBYTES])):
-        return _read_ttnn(file, where)
+        return where, _read_ttnn(file, where)
     binary = decode_file(where, file, open_envelope(file, where))
-    if verify == "full":
+    if verify == "full" and isinstance(binary, Binary):
         binary.verify_segments()
-    return binary
+    return where, binary
 
 
-def decode_file(where: str, file: memoryview, envelope: Envelope) -> Binary:
+def decode_file(where: str, file: memoryview, envelope: Envelope) -> Binary | SymbolicBinary:
     """Version, features, verification, decoding: in this order, each only if the last was well."""
     _check_version(where, envelope.metadata)
     problems = ProblemList()
@@ -125,7 +147,15 @@ def decode_file(where: str, file: memoryview, envelope: Envelope) -> Binary:
         root = Verifier(envelope.metadata, problems, SCHEMA).root()
         problems.raise_if_any("the file's metadata is not sound", where=where, remedy=DAMAGED)
         assert root is not None, "the verifier gave neither a record nor a problem"
-        binary = Decoder(file[envelope.data_start :], problems, where).binary(root)
+        data = file[envelope.data_start :]
+        binary: Binary | SymbolicBinary | None
+        if root[-1] is None:
+            binary = Decoder(data, problems, where).binary(root)
+        else:
+            # What reads them is loaded for the first one: most processes see none.
+            from stitch.ttb.symbolic_decoding import SymbolicDecoder
+
+            binary = SymbolicDecoder(data, problems, where).symbolic_binary(root)
     problems.raise_if_any("the file's contents do not fit together", where=where, remedy=DAMAGED)
     assert binary is not None, "the decoder gave neither a binary nor a problem"
     return binary
@@ -187,7 +217,7 @@ class FileSizes:
     segments: tuple[int, ...]
 
 
-def inspect_sizes(source: Source | Binary) -> FileSizes:
+def inspect_sizes(source: Source | Binary | SymbolicBinary) -> FileSizes:
     """The size of a file (or of the file that a binary would be), part by part, in bytes."""
     metadata_nbytes, start, rows = _measured(source)
     lengths = tuple(row.nbytes for row in rows)
@@ -209,21 +239,25 @@ def _read_ttnn(file: memoryview, where: str) -> Binary:
     return read_ttnn(file, where)
 
 
-def _measured(source: Source | Binary) -> tuple[int, int, tuple[SegmentRow, ...]]:
+def _measured(source: Source | Binary | SymbolicBinary) -> tuple[int, int, tuple[SegmentRow, ...]]:
     """The bytes of a file's metadata, where its data starts, and its segments."""
-    if isinstance(source, Binary):
+    binary: Binary | SymbolicBinary
+    if isinstance(source, Binary | SymbolicBinary):
         binary = source
     else:
         where, file = open_source(source)
         if not is_ttnn(bytes(file[:HEAD_NBYTES])):
             envelope = open_envelope(file, where)
             binary = decode_file(where, file, envelope)
-            rows = binary.segments.rows if binary.segments is not None else ()
+            if isinstance(binary, SymbolicBinary):
+                rows = binary.rows
+            else:
+                rows = binary.segments.rows if binary.segments is not None else ()
             return len(envelope.metadata), envelope.data_start, rows
         binary = _read_ttnn(file, where)
-    if binary.origin is not None:
+    if isinstance(binary, Binary) and binary.origin is not None:
         # All of it is one flatbuffer: the constants that it holds, its operations make.
         return binary.origin.nbytes, binary.origin.nbytes, ()
-    segments = collect_segments(binary.programs)
+    segments = _segments_of(binary)
     metadata = _encoded(binary, segments)
     return len(metadata), len(close_metadata(metadata)), segments.rows

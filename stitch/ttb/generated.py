@@ -5,7 +5,7 @@ The one table that drives encoding, verifying, decoding and docs/format.md.
 
 from stitch.flatbuffer import FieldSpec, Schema, TableSpec
 
-SCHEMA_SHA256 = "88efc83e9c81ede851cd28bb45c70269676054d3e4bfe276685262af8444e51b"
+SCHEMA_SHA256 = "5a86606f772b4f37660be7af6fbb667899b91d1fcd7f01fba43254528c07aef2"
 FILE_IDENTIFIER = b"STCH"
 ROOT = "Binary"
 
@@ -18,6 +18,7 @@ ENUMS: dict[str, tuple[str, ...]] = {
     'Ownership': ('BORROW', 'DONATE'),
     'Role': ('FORWARD', 'LOSS', 'BACKWARD', 'UPDATE'),
     'MathFidelity': ('BY_TYPE', 'LOFI', 'HIFI2', 'HIFI3', 'HIFI4'),
+    'SizeRelation': ('EQUAL', 'NOT_EQUAL', 'LESS', 'LESS_OR_EQUAL'),
 }
 
 #: The tables of each union; type codes count from 1.
@@ -134,6 +135,52 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=8, name='seams', kind='tables', of='Seam'),
         FieldSpec(slot=9, name='bodies', kind='tables', of='Body'),
     )),
+    'NamedSize': TableSpec('NamedSize', (
+        FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),
+        FieldSpec(slot=1, name='least', kind='scalar', code='q', default=0, minimum=0),
+        FieldSpec(slot=2, name='most', kind='scalar', code='q', default=0),
+        FieldSpec(slot=3, name='example', kind='scalar', code='q', default=0),
+    )),
+    'SizeTerm': TableSpec('SizeTerm', (
+        FieldSpec(slot=0, name='coefficient', kind='scalar', code='q', default=1),
+        FieldSpec(slot=1, name='factors', kind='scalars', code='I', limit=64),
+    )),
+    'SizeExpression': TableSpec('SizeExpression', (
+        FieldSpec(slot=0, name='terms', kind='tables', of='SizeTerm'),
+        FieldSpec(slot=1, name='divisor', kind='scalar', code='i', default=-1, minimum=-1),
+    )),
+    'SizeGuard': TableSpec('SizeGuard', (
+        FieldSpec(slot=0, name='left', kind='scalar', code='I', default=0),
+        FieldSpec(slot=1, name='relation', kind='scalar', code='B', of='SizeRelation', default=0, maximum=3),
+        FieldSpec(slot=2, name='right', kind='scalar', code='I', default=0),
+        FieldSpec(slot=3, name='line', kind='string', limit=4096),
+        FieldSpec(slot=4, name='relied', kind='string', limit=4096),
+        FieldSpec(slot=5, name='is_specialised', kind='scalar', code='B', default=0),
+    )),
+    'SymbolicValue': TableSpec('SymbolicValue', (
+        FieldSpec(slot=0, name='name', kind='string', limit=1024),
+        FieldSpec(slot=1, name='type', kind='table', of='ValueType', required=True, pooled=True),
+        FieldSpec(slot=2, name='sizes', kind='scalars', code='i', minimum=-1, limit=32),
+    )),
+    'SymbolicConstant': TableSpec('SymbolicConstant', (
+        FieldSpec(slot=0, name='value', kind='scalar', code='I', default=0),
+        FieldSpec(slot=1, name='segment', kind='scalar', code='I', default=0),
+        FieldSpec(slot=2, name='elements', kind='scalars', code='I'),
+    )),
+    'SymbolicProgram': TableSpec('SymbolicProgram', (
+        FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),
+        FieldSpec(slot=1, name='role', kind='scalar', code='B', of='Role', default=0, maximum=3),
+        FieldSpec(slot=2, name='math_fidelity', kind='scalar', code='B', of='MathFidelity', default=0, maximum=4),
+        FieldSpec(slot=3, name='sizes', kind='tables', of='NamedSize', required=True),
+        FieldSpec(slot=4, name='expressions', kind='tables', of='SizeExpression'),
+        FieldSpec(slot=5, name='guards', kind='tables', of='SizeGuard'),
+        FieldSpec(slot=6, name='inputs', kind='tables', of='InputSlot'),
+        FieldSpec(slot=7, name='outputs', kind='tables', of='OutputSlot'),
+        FieldSpec(slot=8, name='values', kind='tables', of='SymbolicValue'),
+        FieldSpec(slot=9, name='operations', kind='tables', of='Operation'),
+        FieldSpec(slot=10, name='constants', kind='tables', of='SymbolicConstant'),
+        FieldSpec(slot=11, name='placement', kind='strings', limit=4096),
+    )),
     'SpaceShape': TableSpec('SpaceShape', (
         FieldSpec(slot=0, name='banks', kind='scalar', code='I', default=1, minimum=1),
         FieldSpec(slot=1, name='base', kind='scalar', code='Q', default=0),
@@ -162,6 +209,7 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=4, name='programs', kind='tables', of='Program', required=True),
         FieldSpec(slot=5, name='segments', kind='tables', of='Segment'),
         FieldSpec(slot=6, name='requires', kind='strings', limit=1024),
+        FieldSpec(slot=7, name='symbolic', kind='table', of='SymbolicProgram'),
     )),
 }
 

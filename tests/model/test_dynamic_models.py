@@ -148,12 +148,10 @@ def test_a_static_model_is_an_ordinary_one(tmp_path: Any) -> None:
     assert model.program.at(batch=6).text() == model.at(batch=6).text()
 
 
-def test_what_static_models_have_is_named_where_a_dynamic_one_is_asked_for_it(
-    tmp_path: Any,
-) -> None:
+def test_what_static_models_have_is_named_where_a_dynamic_one_is_asked_for_it() -> None:
     model = dynamic_model("mlp")
-    with pytest.raises(UsageError, match=r"choose sizes: model.at\(batch=...\).save"):
-        model.save(tmp_path / "model.ttb")
+    with pytest.raises(UsageError, match=r"choose sizes: model.at\(batch=...\).binary"):
+        _ = model.binary
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = model.nothing
 
