@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from stitch import api
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
@@ -109,10 +109,11 @@ def with_program(module: ModuleFile, program: Program) -> ModuleFile:
 
 
 def _binary(path: str, verify: str) -> Binary:
+    how: Literal["metadata", "full"] = "full" if verify == "full" else "metadata"
     if path == "-":
         note_file(0, "standard input")
-        return load(sys.stdin.buffer.read(), verify=verify)
-    return load(path, verify=verify)
+        return load(sys.stdin.buffer.read(), verify=how)
+    return load(path, verify=how)
 
 
 def _compiled(path: str, target: str, compiling: Callable[[str], None] | None) -> Binary:
