@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from stitch.compiler import node_ends
+from stitch.errors import UsageError
 from stitch.graph import ComputationGraph
 from stitch.parallel.parallel_graph import ParallelComputationGraph, ParallelShape
 from stitch.parallel.plans import Plan
@@ -53,9 +54,19 @@ def _of_batch(graph: ComputationGraph) -> set[int]:
 
 
 def replicated(graph: ComputationGraph, replicas: int) -> ParallelComputationGraph:
-    """Return the parallel graph of so many replicas, each of a micro-batch of `graph`."""
+    """Return the parallel graph of so many replicas, each of a micro-batch of `graph`.
+
+    Raises:
+        UsageError: The micro-batches of the graph cannot be laid side by side.
+    """
     if replicas == 1:
         return ParallelComputationGraph.whole(graph)
+    if replicas < 1 or not can_replicate(graph):
+        raise UsageError(
+            f"graph {graph.name!r} has no {replicas} replicas", got="a value of the batch without "
+            "an axis, an output that is none, or a state that forward replaces"
+            if replicas > 0 else str(replicas), remedy="replicas=1",
+        )  # fmt: skip
     return _Replicas(graph, replicas).build()
 
 
@@ -73,6 +84,7 @@ class _Replicas:
             if set(operation.inputs) & self.copied and not made & self.batch:
                 self.copied |= made
         self.values = list(graph.values)
+        self.names = {value.name for value in graph.values}
         self.shapes = [self._shape(i) for i in range(len(graph.values))]
 
     def _shape(self, index: int) -> ParallelShape:
@@ -91,6 +103,14 @@ class _Replicas:
         self.shapes.append(ParallelShape.whole(kind))
         return len(self.values) - 1
 
+    def _rename(self, index: int) -> None:
+        """Give a divided value a name of its own, as the whole one has its name."""
+        name = f"{self.values[index].name}.shards"
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        self.values[index] = replace(self.values[index], name=name)
+
     def build(self) -> ParallelComputationGraph:
         graph, degree = self.graph, self.replicas
         inputs, outputs = [], []
@@ -100,7 +120,7 @@ class _Replicas:
         for slot in graph.inputs:
             divided, name = slot.value, graph.values[slot.value].name
             whole = self._whole(divided, name)
-            self.values[divided] = replace(self.values[divided], name=f"{name}.shards")
+            self._rename(divided)
             is_batch = divided in self.batch
             op, words = ("Repartition", axis) if is_batch else ("Replicate", {"degree": degree})
             before.append(Operation(op, (whole,), (divided,), words, "stitch"))
@@ -108,7 +128,7 @@ class _Replicas:
         for output in graph.outputs:
             divided, name = output.value, graph.values[output.value].name
             whole = self._whole(divided, name)
-            self.values[divided] = replace(self.values[divided], name=f"{name}.shards")
+            self._rename(divided)
             after.append(Operation("Combine", (divided,), (whole,), axis, "stitch"))
             outputs.append(replace(output, value=whole, aliases_input=None))
         values = [replace(v, type=s.type) for v, s in zip(self.values, self.shapes, strict=True)]
@@ -116,7 +136,7 @@ class _Replicas:
             graph, inputs=tuple(inputs), outputs=tuple(outputs), values=tuple(values),
             operations=(*before, *graph.operations, *after),
         )  # fmt: skip
-        return ParallelComputationGraph(divided_graph, tuple(self.shapes))
+        return ParallelComputationGraph(divided_graph, tuple(self.shapes), degree)
 
 
 def tensor_mapping(pcg: ParallelComputationGraph, plan: Plan) -> TensorMapping:
@@ -127,21 +147,23 @@ def tensor_mapping(pcg: ParallelComputationGraph, plan: Plan) -> TensorMapping:
     graph, costs = pcg.graph, plan.costs
     ends = node_ends(costs.graph)
     borders = [ends[name] for name in plan.cuts]
-    stages: dict[str, int] = {}
+    stages: dict[int, int] = {}
     for at, operation in enumerate(costs.graph.operations):
         stage = sum(at >= border for border in borders)
         for v in operation.inputs:
             if v != ABSENT:  # Inputs and constants: where they are read first.
-                stages.setdefault(costs.graph.values[v].name, stage)
-        for v in operation.outputs:
-            if v != ABSENT:
-                stages[costs.graph.values[v].name] = stage
+                stages.setdefault(v, stage)
+        stages |= dict.fromkeys([v for v in operation.outputs if v != ABSENT], stage)
+    # Divided values have the numbers of the graph; whole ones that were added have its names.
+    numbers = {value.name: i for i, value in enumerate(costs.graph.values)}
     mapping = {}
-    for value, shape in zip(graph.values, pcg.shapes, strict=True):
-        devices = plan.devices(stages.get(value.name.removesuffix(".shards"), 0))
+    for i, (value, shape) in enumerate(zip(graph.values, pcg.shapes, strict=True)):
+        original = i if i < len(costs.graph.values) else numbers[value.name]
+        devices = plan.devices(stages.get(original, 0))
         if shape.count == 1:
             devices = devices[:1]
         machine = costs.specification.devices[devices[0]].machine
-        space = costs.spaces.get(value.name.removesuffix(".shards"), home_space(machine))
+        name = costs.graph.values[original].name
+        space = costs.spaces.get(name, home_space(machine))
         mapping[value.name] = TensorPlacement(devices, space)
     return mapping

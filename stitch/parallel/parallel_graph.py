@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from stitch import ops
@@ -26,11 +26,19 @@ from stitch.graph import (
     from_data,
     vmap,
 )
-from stitch.ops import PARALLEL_OPERATORS, BatchingContext
-from stitch.program import ABSENT, Array, Body, Operation, Value, ValueType
+from stitch.ops import COPIES, PARALLEL_OPERATORS, SUMS, BatchingContext
+from stitch.parallel.shard_order import (
+    REPLICAS,
+    Order,
+    order_after,
+    orders_of_results,
+    text_of,
+)
+from stitch.program import ABSENT, Array, Body, InputKind, Operation, Value, ValueType
 
 FORMAT: Final = "stitch.parallel_computation_graph"
-VERSION: Final = 1
+VERSION: Final = 2
+_OF_BATCH = frozenset({InputKind.ACTIVATION, InputKind.KEY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,22 @@ class ParallelShape:
     def whole(kind: ValueType) -> ParallelShape:
         """Return the shape of a value that is not divided."""
         return ParallelShape(kind, (1,) * len(kind.shape))
+
+    @staticmethod
+    def ordered(kind: ValueType, order: Order) -> ParallelShape:
+        """Return the shape of a value after divisions; raise `CompileError` if it has no such axis
+        or does not divide."""
+        degrees, counts = [1] * len(kind.shape), {SUMS: 1, COPIES: 1}
+        for part, degree in order:
+            axis = 0 if part == REPLICAS else part
+            if isinstance(axis, str):
+                counts[axis] *= degree
+            elif axis < len(degrees):
+                degrees[axis] *= degree
+            else:
+                raise CompileError("a value without the axis along which it is divided",
+                                   expected=text_of(order), got=kind.text())  # fmt: skip
+        return ParallelShape(kind, tuple(degrees), counts[SUMS], counts[COPIES])
 
     @property
     def count(self) -> int:
@@ -137,32 +161,43 @@ class _Shape(NamedTuple):
 
 class _Graph(NamedTuple):
     format: Literal["stitch.parallel_computation_graph"]
-    version: Literal[1]
+    version: Literal[2]
     graph: Any
     shapes: tuple[_Shape, ...]
+    replicas: int
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelComputationGraph:
     """A computation graph of logical values, and how each is divided.
 
-    Inputs, constants and outputs are whole; a constant is read whole by all shards.
+    Inputs, constants and outputs are whole; a constant is read whole by all shards. Each operator
+    computes the shards of its logical results: what it does not permit is refused.
 
     Attributes:
         graph: Its types are those of logical values.
         shapes: One for each value.
+        replicas: The first division of an input of the batch along axis 0 is into so many
+            micro-batches, each of which the graph computes by itself.
+        orders: How the shards of each value are numbered.
 
     Raises:
-        CompileError: Degrees do not divide, or an operator does not fit the shards of its operands;
-            names the operation.
+        CompileError: Degrees do not divide, an operator does not fit the shards of its operands or
+            does not permit how they are divided, or shards are joined in another order than
+            they were divided; names the operation.
     """
 
     graph: ComputationGraph
     shapes: tuple[ParallelShape, ...]
+    replicas: int = 1
+    orders: tuple[Order, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         graph, shapes = self.graph, self.shapes
         where = f"parallel graph {graph.name!r}"
+        if self.replicas < 1:
+            raise CompileError("a parallel graph has at least one replica", where=where,
+                               got=str(self.replicas))  # fmt: skip
         if [value.type for value in graph.values] != [shape.type for shape in shapes]:
             raise CompileError("each value needs a parallel shape of its type", where=where,
                                expected=f"{len(graph.values)} shapes",
@@ -176,14 +211,16 @@ class ParallelComputationGraph:
                 raise CompileError(f"{kind} {name!r} must be whole", where=where,
                                    got=shapes[value].text())  # fmt: skip
         known = KnownValues(constants)
+        orders: list[Order] = [()] * len(shapes)
         for i, operation in enumerate(graph.operations):
             try:
-                self._check(operation, known)
+                self._check(operation, known, orders)
             except CompileError as error:
                 error.where = f"operation {i} ({operation.op}) of {where}"
                 raise
+        object.__setattr__(self, "orders", tuple(orders))
 
-    def _check(self, operation: Operation, known: KnownValues) -> None:
+    def _check(self, operation: Operation, known: KnownValues, orders: list[Order]) -> None:
         """Raise `CompileError` unless the results are divided as the operands make them."""
         operands = [None if v == ABSENT else self.shapes[v] for v in operation.inputs]
         results = [None if v == ABSENT else self.shapes[v] for v in operation.outputs]
@@ -195,6 +232,10 @@ class ParallelComputationGraph:
                     "the result is divided otherwise", expected=source.after(operation).text(),
                     got=result.text() if result else None,
                 )  # fmt: skip
+            (value,), rank = operation.inputs, len(source.degrees)
+            is_batch = value in {s.value for s in self.graph.inputs if s.kind in _OF_BATCH}
+            replicas = self.replicas if is_batch else 1
+            orders[operation.outputs[0]] = order_after(orders[value], operation, rank, replicas)
             return
         types = [None if one is None else one.shard for one in operands]
         counts = {
@@ -216,6 +257,7 @@ class ParallelComputationGraph:
             inferred = ops.infer_operation(
                 operation, types, known.operands(operation), bodies=self.graph.bodies
             )
+        read = known.operands(operation)
         known.add_operation(operation, types)
         for value, shape, kind in zip(operation.outputs, results, inferred, strict=True):
             if shape is not None and (shape.shard, shape.count) != (kind, count):
@@ -224,6 +266,21 @@ class ParallelComputationGraph:
                     expected=f"{count} of {kind.text() if kind else '?'}",
                     got=f"{shape.count} of {shape.shard.text()} for {self._named(value)}",
                 )
+        made = orders_of_results(
+            operation,
+            [None if v == ABSENT or data is not None else orders[v]
+             for v, data in zip(operation.inputs, read, strict=True)],
+            types, [None if one is None else one.shard for one in results], read,
+        )  # fmt: skip
+        for value, shape, order in zip(operation.outputs, results, made, strict=True):
+            if shape is None:
+                continue
+            orders[value] = order
+            if shape != ParallelShape.ordered(shape.type, order):
+                raise CompileError(
+                    "the result is divided otherwise", expected=text_of(order),
+                    got=self._named(value),
+                )  # fmt: skip
 
     def _named(self, value: int) -> str:
         return f"{self.graph.values[value].name} {self.shapes[value].text()}"
@@ -352,7 +409,7 @@ class ParallelComputationGraph:
         """
         shapes = [_Shape(s.degrees, s.sum_degree, s.copy_degree) for s in self.shapes]
         graph = as_data(self.graph, with_data=with_data)
-        data = to_plain(_Graph(FORMAT, VERSION, graph, tuple(shapes)))
+        data = to_plain(_Graph(FORMAT, VERSION, graph, tuple(shapes), self.replicas))
         return json.dumps(data, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
     @staticmethod
@@ -381,7 +438,7 @@ class ParallelComputationGraph:
                 ParallelShape(value.type, *shape)
                 for value, shape in zip(graph.values, form.shapes, strict=True)
             ]
-            return ParallelComputationGraph(graph, tuple(shapes))
+            return ParallelComputationGraph(graph, tuple(shapes), form.replicas)
 
 
 def is_parallel(operation: Operation) -> bool:

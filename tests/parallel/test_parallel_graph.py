@@ -134,7 +134,7 @@ def test_json_comes_back_equal_and_another_version_or_degree_is_one_error() -> N
     assert ParallelComputationGraph.from_json(text) == graph
     data = json.loads(text)
     with pytest.raises(FormatError, match="another version"):
-        ParallelComputationGraph.from_json(json.dumps({**data, "version": 2}))
+        ParallelComputationGraph.from_json(json.dumps({**data, "version": 1}))
     with pytest.raises(FormatError, match="no parallel computation graph"):
         ParallelComputationGraph.from_json(json.dumps(data["graph"]))
     for index, key, value, message in (
