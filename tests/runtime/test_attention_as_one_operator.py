@@ -69,6 +69,9 @@ CAUSAL = np.triu(np.full((QUERIES, KEYS), -np.inf, np.float32), 1)
 HIDDEN = np.where(np.arange(QUERIES)[:, None] == 1, -np.inf, CAUSAL).astype(np.float32)
 
 
+LOWEST = np.full((QUERIES, KEYS), np.finfo(np.float32).min, np.float32)
+
+
 def _zeroed(b: ComputationGraphBuilder, s: Tensor, v: Tensor) -> Tensor:
     hidden = b.equal(b.reduce_max(s, -1, keepdims=True), -math.inf)
     return b.matmul(b.where(hidden, 0.0, b.softmax(s)), v)
@@ -92,6 +95,12 @@ ATTENTIONS: dict[str, Build] = {
     "hidden row": lambda b, q, k, v, m: b.matmul(b.softmax(b.add(scores(b, q, k), HIDDEN)), v),
     "hidden row made 0": lambda b, q, k, v, m: _zeroed(b, b.add(scores(b, q, k), HIDDEN), v),
     "hidden NaN made 0": lambda b, q, k, v, m: _nan_to_zero(b, b.add(scores(b, q, k), HIDDEN), v),
+    "masks that overflow": lambda b, q, k, v, m: b.matmul(
+        b.softmax(b.add(b.add(scores(b, q, k), LOWEST), LOWEST)), v
+    ),
+    "a mask that replaces and one that overflows": lambda b, q, k, v, m: b.matmul(
+        b.softmax(b.add(b.where(HIDDEN == 0, float(LOWEST[0, 0]), scores(b, q, k)), LOWEST)), v
+    ),
     "kept where": lambda b, q, k, v, m: b.matmul(
         b.softmax(b.where(b.less(m, 1.0), b.mul(scores(b, q, k), 0.5), -math.inf)), v
     ),
@@ -168,6 +177,22 @@ def test_rows_without_a_key_and_not_a_number_are_as_numpy_has_them(name: str) ->
     k[1, 1, 4] = np.nan
     if name in ("plain", "added mask"):  # A boolean mask hides a NaN score from NumPy's kernels.
         check(model, operands)
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_scores_beyond_float32_are_as_pytorch_has_them(is_masked: bool) -> None:
+    """NumPy's kernels give NaN there, PyTorch's attention 0."""
+    model, operands = built(ATTENTIONS["added mask" if is_masked else "plain"])
+    q, k, v, mask = operands
+    q[0, 0], k[0, 0] = -1e20, 1e20
+    tensors = [torch.from_numpy(operand) for operand in operands]
+    wanted = nn.functional.scaled_dot_product_attention(
+        *tensors[:3], tensors[3] if is_masked else None, scale=1.0
+    ).numpy()
+    (found, _) = computed(model, operands, "torch:cpu")
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=RELATIVE * abs(wanted).max())
+    by_numpy = computed(model, operands, "numpy")[0]
+    assert np.isnan(by_numpy[0, 0]).all() and not found[0, 0].any()
 
 
 def _read_elsewhere(b: ComputationGraphBuilder, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Any:

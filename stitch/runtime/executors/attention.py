@@ -272,23 +272,24 @@ def _fits(shape: Sequence[int], batch: Sequence[int]) -> bool:
     return all(size in (1, heads) for size, heads in zip(shape, batch, strict=False))
 
 
-def may_leave_a_row(one: Attention, data: dict[int, Array]) -> bool:
-    """Whether some row may have no score above -inf, which then has to become NaN."""
+def may_leave_a_row(one: Attention, data: dict[int, Array], dtype: np.dtype[Any]) -> bool:
+    """Whether masks may leave a row no score above -inf, which then has to become NaN.
+
+    `dtype`: of the scores; masks may overflow in it where they are added.
+    """
     if one.hides_rows or not one.masks:
         return False
-    total = np.zeros(one.shape[-2:])
-    for mask in one.masks:
+    total = np.zeros(one.shape[-2:], dtype)
+    for mask in reversed(one.masks):
         known = data.get(mask.value)
         if known is None:
             return True
         with np.errstate(all="ignore"):
-            total = total + (known if mask.fill is None else _filled(mask, known))
+            if mask.fill is None:
+                total = total + known
+            else:
+                total = np.where(known == mask.is_filled_where, dtype.type(mask.fill), total)
     return bool(np.any(total.max(-1) == -math.inf))
-
-
-def _filled(mask: Mask, known: Array) -> Array:
-    assert mask.fill is not None
-    return np.where(known == mask.is_filled_where, mask.fill, 0.0)
 
 
 # Computing ----------------------------------------------------------------------------------------

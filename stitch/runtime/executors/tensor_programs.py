@@ -532,7 +532,8 @@ class _TensorBinding:
 
     def _attend(self, one: Attention, out: torch.Tensor) -> None:
         """Append the steps of an attention. Its masks are computed once per binding."""
-        new = partial(self._new, dtype=self.values[one.query].type.data_type.compute_dtype)
+        dtype = self.values[one.query].type.data_type.compute_dtype
+        new = partial(self._new, dtype=dtype)
         key, mask, rows = tuple(one.masks), None, None
         if len(key) == 1 and key[0].fill is None:
             # Where the value is now: it may have been moved since another attention read it.
@@ -543,7 +544,7 @@ class _TensorBinding:
                 self.masks[key], steps = mask_steps(key, tensors, new)
                 self._launch(steps)
             mask = self.masks[key]
-        if mask is not None and may_leave_a_row(one, self.known):
+        if mask is not None and may_leave_a_row(one, self.known, dtype):
             if key not in self.rows:
                 self.rows[key], steps = row_steps(mask, new)
                 self._launch(steps)
