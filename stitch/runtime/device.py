@@ -472,7 +472,11 @@ class RuntimeDevice(TensorAccess):
         with self.lock:
             self.check_open()
             self.run_queue()
-            self.backend.executor.finish()
+            try:
+                self.backend.executor.finish()
+            except Exception as error:
+                self.check_lost(error)
+                raise
 
 
 def _is_shared(value: ValueRecord) -> bool:

@@ -26,7 +26,14 @@ import numpy as np
 
 from stitch.argument_kinds import TEXT, either, instance_of
 from stitch.budget import LARGE_NBYTES, copied
-from stitch.errors import LayoutError, LinkError, OutOfMemoryError, TaskError, UsageError
+from stitch.errors import (
+    LayoutError,
+    LinkError,
+    OutOfMemoryError,
+    StitchError,
+    TaskError,
+    UsageError,
+)
 from stitch.linker import check_link
 from stitch.live_objects import LiveObjects
 from stitch.machine import Machine, MachineShape, footprint, room_per_bank
@@ -34,7 +41,7 @@ from stitch.planner import copy_cost
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.runtime.backends import HostMemory, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
-from stitch.runtime.execution import Binding
+from stitch.runtime.execution import Binding, said_of
 from stitch.runtime.history import History
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.locks import Lock, held_here, quick
@@ -51,6 +58,8 @@ PENDING, READY = Status.PENDING, Status.READY
 
 #: Tensors of PyTorch that stay lent between calls; the one that was used least recently ends.
 MAX_LENT = 256
+#: Names of lost values in an error.
+MAX_NAMES = 8
 #: Types of arguments that are not tensors of a library.
 _OWN = (Tensor, np.ndarray)
 
@@ -108,6 +117,8 @@ class TensorAccess:
         self.was_queued_inside = False
         #: Whether the device cannot be used any more (set here in the child of a fork).
         self.is_closed = False
+        #: Once all of the device's memory is lost: how, and what lay there.
+        self.lost: tuple[str, str] | None = None
         #: The process that opened it.
         self._process = os.getpid()
         _alive.add(self)
@@ -128,11 +139,52 @@ class TensorAccess:
                 remedy="open a device in this process, or start processes by multiprocessing's "
                 "'spawn' instead of 'fork'",
             )
+        if self.lost is not None:
+            raise TaskError(
+                f"device {self._name!r} lost all of its memory: {self.lost[0]}",
+                got=f"lost: {self.lost[1]}",
+                remedy="close the device; after such an error a card takes no more work of this "
+                "process: start another one, and set CUDA_LAUNCH_BLOCKING=1 to find the kernel",
+            )
         raise TaskError(
             f"device {self._name!r} is closed",
             remedy="use it and read results before close() or the end of its `with` block, or open "
             "another device",
         )
+
+    def check_lost(self, error: Exception) -> None:
+        """Raise `TaskError` if the device lost all of its memory by an error: names the values that
+        lay there. Values on the host can still be read. The caller holds the run lock."""
+        if isinstance(error, StitchError) or not self.backend.executor.is_lost():
+            return
+        if self.lost is None:
+            self._lose(said_of(error).partition("\n")[0])
+        try:
+            self.check_open()
+        except TaskError as lost:
+            raise lost from error
+
+    def _lose(self, why: str) -> None:
+        with self.queue_lock:
+            names: dict[str, None] = {}
+            for memory in self.backend.spaces.values():
+                # Debug mode would write there.
+                memory.debug = memory.debug and memory.is_host
+            for buffer in self.records.buffers.values():
+                if self.backend.spaces[buffer.space].is_host:
+                    continue
+                for value in buffer.users:
+                    value.instances = [i for i in value.instances if i.buffer is not buffer]
+                    if value.kept or value.is_constant:
+                        names[buffer.origin] = None
+                    if not value.instances:
+                        value.status = Status.LOST
+            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            self.lost = why, ", ".join([*names][:MAX_NAMES]) + more or "no values"
+            self.is_closed = True
+            self.tasks.cancel(f"device {self._name!r} lost all of its memory")
+            self.records.rebuild(())
+            self.records.pending_recovery, self.records.is_consistent = None, True
 
     # -- access ------------------------------------------------------------------------------------
 
@@ -237,11 +289,15 @@ class TensorAccess:
             deaths.read(tasks.queued.number)
         if is_empty:
             return None
-        ran = tasks.run(fill, at_most)
-        while self.was_queued_inside:
-            # Run the tasks that host functions enqueued meanwhile.
-            self.was_queued_inside = False
-            tasks.run()
+        try:
+            ran = tasks.run(fill, at_most)
+            while self.was_queued_inside:
+                # Run the tasks that host functions enqueued meanwhile.
+                self.was_queued_inside = False
+                tasks.run()
+        except Exception as error:
+            self.check_lost(error)
+            raise
         return ran
 
     def flush(self) -> None:
@@ -269,7 +325,8 @@ class TensorAccess:
 
     def settle_now(self, value: ValueRecord) -> None:
         """As `settle`; the caller holds the run lock."""
-        self.check_open()
+        if self.lost is None or value.status is not READY:
+            self.check_open()
         if value.status is PENDING and not value.consumed:
             self.run_queue()
         else:
@@ -364,7 +421,11 @@ class TensorAccess:
                     "cannot read this tensor: the null executor computes no data",
                     remedy="open the device with executor='numpy'",
                 )
-            elements = self.backend.elements(instance, value.desc, self.host_memory.allowed)
+            try:
+                elements = self.backend.elements(instance, value.desc, self.host_memory.allowed)
+            except Exception as error:
+                self.check_lost(error)
+                raise
             if instance.buffer.address is not None:
                 reads = self.history.reads_of(value.desc_key, value.desc, elements.nbytes)
                 reads[0] += 1
@@ -461,7 +522,11 @@ class TensorAccess:
             UsageError: It lies on another device of the library.
         """
         this: Any = self
-        dense = self.backend.spaces[Space.DRAM].data.lent(tensor, copy=copy)
+        try:
+            dense = self.backend.spaces[Space.DRAM].data.lent(tensor, copy=copy)
+        except Exception as error:
+            self.check_lost(error)
+            raise
         if dense is None:
             return None
         if owned or dense.data_ptr() != tensor.data_ptr():
@@ -572,7 +637,11 @@ class TensorAccess:
             np.copyto(first.buffer.array, elements, casting="same_kind")
             return
         source = _dense(elements)
-        self.backend.write(first, np.ascontiguousarray(elements), source)
+        try:
+            self.backend.write(first, np.ascontiguousarray(elements), source)
+        except Exception as error:
+            self.check_lost(error)
+            raise
         nbytes, seconds = copy_cost(self.machine, source, first.desc)
         self.events.report(Written(first.desc, nbytes, seconds))
 

@@ -183,8 +183,7 @@ def test_rows_without_a_key_and_not_a_number_are_as_numpy_has_them(name: str) ->
 def test_scores_beyond_float32_are_as_pytorch_has_them(is_masked: bool) -> None:
     """NumPy's kernels give NaN there, PyTorch's attention 0."""
     model, operands = built(ATTENTIONS["added mask" if is_masked else "plain"])
-    q, k, v, mask = operands
-    q[0, 0], k[0, 0] = -1e20, 1e20
+    operands[0][0, 0], operands[1][0, 0] = -1e20, 1e20
     tensors = [torch.from_numpy(operand) for operand in operands]
     wanted = nn.functional.scaled_dot_product_attention(
         *tensors[:3], tensors[3] if is_masked else None, scale=1.0

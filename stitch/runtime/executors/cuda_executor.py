@@ -12,7 +12,7 @@ from time import perf_counter
 
 import torch
 
-from stitch.errors import UsageError
+from stitch.errors import TaskError, UsageError
 from stitch.linker import expanded
 from stitch.machine import Machine, MachineShape, SpaceShape, footprint, load_machine
 from stitch.memory import SpaceBytes
@@ -90,13 +90,20 @@ class CudaExecutor(Executor):
 
     def __init__(self, device: torch.device, *, tf32: bool = False) -> None:
         self.device, self.precision = device, "tf32" if tf32 else "ieee"
-        self.faults = IndexFaults(device)
+        try:
+            self.graphs = Graphs() if device.type == "cpu" else CardGraphs(device)
+            self.graphs.finish()
+            self.faults = IndexFaults(device)
+        except RuntimeError as error:
+            raise TaskError(
+                f"{device} takes no work of this process: {str(error).partition(chr(10))[0]}",
+                remedy="start another process: after an error in a kernel CUDA refuses everything",
+            ) from error
         #: `torch:cpu` or `cuda:0`, as `make_executor` takes it.
         self.name = str(device) if device.type == "cuda" else f"torch:{device}"
         self.left_to_numpy: set[str] = set()
         self.captures = True
         self.place = f"PyTorch's device {str(device)!r}"
-        self.graphs = Graphs() if device.type == "cpu" else CardGraphs(device)
 
     def machine(self, described: Machine, max_memory: int | None) -> Machine:
         if self.device.type == "cpu" or described != load_machine("cuda"):
@@ -136,13 +143,19 @@ class CudaExecutor(Executor):
         return _left_to_host(program, machine)
 
     def finish(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self.graphs.finish()
         self.faults.check()
 
+    def is_lost(self) -> bool:
+        # After an error of its context CUDA refuses everything.
+        try:
+            self.graphs.finish()
+        except RuntimeError:
+            return True
+        return False
+
     def clock(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self.graphs.finish()
         return perf_counter()
 
     # For runs that are completed after an interrupt.

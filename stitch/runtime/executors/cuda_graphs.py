@@ -61,6 +61,9 @@ class Graphs:
     #: Called before a host array is written that a graph may still read.
     waits: tuple[Wait, ...] = ()
 
+    def finish(self) -> None:
+        """Wait until all that was launched is done."""
+
     def capture(self, launches: Sequence[Thunk], *, has_entries: bool) -> Sequence[Thunk]:
         """Capture calls, without running them.
 
@@ -88,6 +91,9 @@ class CardGraphs(Graphs):
         event: Any = super(torch.cuda.Event, torch.cuda.Event())
         self._event = event
         self.waits = (Wait(event.synchronize),)
+
+    def finish(self) -> None:
+        torch.cuda.synchronize(self._device)
 
     def capture(self, launches: Sequence[Thunk], *, has_entries: bool) -> Sequence[Thunk]:
         graph: Any = torch.cuda.CUDAGraph()

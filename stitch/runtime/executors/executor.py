@@ -270,6 +270,10 @@ class Executor(ABC):
     def finish(self) -> None:  # noqa: B027 (by default nothing)
         """Wait until what was launched on a device is done; raises what failed there."""
 
+    def is_lost(self) -> bool:
+        """Whether the memory of its device cannot be reached any more, with all that lies there."""
+        return False
+
     def check(self, program: Program, machine: MachineShape) -> None:
         """Raise `CompileError` at load for operations that this executor cannot run."""
         self.check_foreign(program)

@@ -178,6 +178,8 @@ class Replay:
             return arrays is not None and self.code(arrays)
         except BaseException as error:
             self._stopped(error)
+            if isinstance(error, Exception):
+                self.device.check_lost(error)
             raise
 
     def _stopped(self, error: BaseException) -> None:
@@ -253,6 +255,8 @@ class Replay:
                 end()
             if records.is_consistent:
                 tell_stopped(device, binding, stopped)
+            if isinstance(error, Exception):
+                device.check_lost(error)
             raise
         if ran is not True:
             tell_run(device, binding, ran)

@@ -27,7 +27,7 @@ class LateGraphs(TorchFunctionMode, Graphs):  # type: ignore[misc]  # torch has 
         super().__init__()
         self.waits = (Wait(self.finish),) if waits else ()
         self.fails_at = fails_at
-        self.replays = 0
+        self.replays, self._is_running = 0, False
         self._pending: list[Sequence[Thunk]] = []
 
     def capture(self, launches: Sequence[Thunk], *, has_entries: bool) -> Sequence[Thunk]:
@@ -44,10 +44,16 @@ class LateGraphs(TorchFunctionMode, Graphs):  # type: ignore[misc]  # torch has 
         self._pending.append(launches)
 
     def finish(self) -> None:
-        """Run what is pending."""
-        while self._pending:
-            for launch in self._pending.pop(0):
-                launch()
+        """Run what is pending, in order: launches come back here."""
+        if self._is_running:
+            return
+        self._is_running = True
+        try:
+            while self._pending:
+                for launch in self._pending.pop(0):
+                    launch()
+        finally:
+            self._is_running = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
