@@ -198,6 +198,10 @@ def explain(device: RuntimeDevice) -> str:
     ]
     if total.programs:
         out.append(f"  {_programs_text(device, total, account.plans)}")
+    runs, seconds = account.measured
+    if device.backend.executor.captures and runs:
+        each = f"{counted(runs, 'run')} as long as the shortest that was timed"
+        out.append(f"  measured, launched call by call: {seconds * 1e6:.1f} us ({each})")
     if earlier.copies:
         out.append(
             f"  {counted(earlier.copies, 'copy', 'copies')} of older or failed plans, "

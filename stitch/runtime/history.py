@@ -93,7 +93,7 @@ def totals_of_steps(plan: Plan, numbers: Iterable[int] | None = None) -> Totals:
 class Tally:
     """Counts the runs of one plan. It outlives the bound plan, which holds programs and arrays."""
 
-    __slots__ = ("_addresses", "_is_new", "_plan", "each", "is_closed", "runs")
+    __slots__ = ("_addresses", "_is_new", "_plan", "each", "is_closed", "runs", "shortest")
 
     def __init__(
         self, plan: Plan, each: Totals, addresses: Mapping[int, int], *, is_new: bool
@@ -111,6 +111,8 @@ class Tally:
         self._is_new = is_new
         self._plan, self.each, self._addresses = plan, each, addresses
         self.runs = 0
+        #: Seconds of the shortest run that was timed; 0 before there is one.
+        self.shortest = 0.0
 
     @property
     def plan(self) -> Plan:
@@ -118,6 +120,10 @@ class Tally:
         if self._addresses:
             self._plan, self._addresses = self._plan.at(self._addresses), {}
         return self._plan
+
+    def time(self, seconds: float) -> None:
+        """Note the time of a run."""
+        self.shortest = min(self.shortest or seconds, seconds)
 
     @property
     def total(self) -> Totals:
@@ -153,7 +159,8 @@ class Account:
     `plans`: each plan with its number of runs, in the order of first runs; `earlier`: totals of
     plans no longer listed; `writes`: tensors that the host overwrote; `reads`: tensors that the
     host read. `total` is the sum without reads; `writes_seen` and `nbytes_seen` are counted by the
-    memory spaces themselves.
+    memory spaces themselves. `measured`: the runs of plans that were timed, and their seconds if
+    each took as long as its plan's shortest.
     """
 
     period: str
@@ -164,6 +171,7 @@ class Account:
     total: Totals
     writes_seen: int
     nbytes_seen: int
+    measured: tuple[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +288,11 @@ class History:
             if times[0]
         )
         writes_seen, nbytes_seen = self.seen()
+        timed = [(t.runs, t.shortest) for t in self._plans.copy().values() if t.shortest]
         return Account(
             self.period, self.plans, self._earlier, self._written(), reads,
             self._total(), writes_seen - self._began[0], nbytes_seen - self._began[1],
+            (sum(runs for runs, _ in timed), sum(runs * seconds for runs, seconds in timed)),
         )  # fmt: skip
 
     def whole(self) -> Totals:

@@ -17,6 +17,7 @@ from stitch.errors import OutOfMemoryError, TaskError, UsageError
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.runtime.executors.card import machine_of_card
+from stitch.runtime.executors.cuda_executor import CudaExecutor
 from stitch.runtime.executors.torch_bytes import PIECE_NBYTES, TorchBytes
 from stitch.testing import ExecutorSuite
 from tests.support.random_scripts import run, script
@@ -249,6 +250,29 @@ def test_constants_are_read_in_their_places() -> None:
         np.testing.assert_array_equal(memory.numpy(), W)
         memory.zero_()
         np.testing.assert_array_equal(loaded(X).numpy(), expected(np.zeros_like(X)))
+
+
+def test_explain_shows_the_time_of_the_first_runs_by_the_clock_of_the_device() -> None:
+    executor, asked = CudaExecutor(torch.device("cpu")), list[float]()
+
+    def clock() -> float:
+        # A step of the first run takes 5 ms, one of the second 1 ms.
+        asked.append(asked[-1] + (0.005 if len(asked) <= 3 else 0.001) if asked else 0.0)
+        return asked[-1]
+
+    executor.clock = clock  # type: ignore[method-assign]
+    with stitch.open_device("cuda", executor=executor) as device:
+        pipe = stitch.Pipeline([device.load(product("first")), device.load(product("second"))])
+        assert "measured" not in device.explain()
+        for _ in range(5):
+            pipe(X).numpy()
+        # A copy and two programs, and the begin of a run; later runs ask for no time.
+        assert len(asked) == 2 * 4
+        line = "measured, launched call by call: 15000.0 us (5 runs as long as the shortest that"
+        assert line in device.explain()
+    with stitch.open_device("cuda") as device:
+        device.load(product())(X).numpy()
+        assert "measured" not in device.explain()
 
 
 def test_explain_names_what_goes_by_way_of_the_host() -> None:

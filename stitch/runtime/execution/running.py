@@ -169,7 +169,9 @@ def tell_run(device: RuntimeDevice, binding: Binding, ran: Ran) -> None:
     forks = binding.executable.assignment.forks
     # With hooks it ran on one thread.
     forks = forks if len(ran) > 1 + len(binding.plan.steps) else ()
-    device.events.tell(PlanRun(binding.index, binding.plan, ran, forks))
+    run = PlanRun(binding.index, binding.plan, ran, forks)
+    binding.tally.time(run.seconds)
+    device.events.tell(run)
 
 
 def tell_stopped(device: RuntimeDevice, binding: Binding, stopped: Stopped) -> None:
@@ -217,7 +219,7 @@ def _overwriting(
         steps = observed(bound, hooks) if hooks.bits else [step.thunks for step in bound.steps]
     return OverwritingRun(
         binding.plan, bound, steps, binding.executable.order, binding.tally, device.backend,
-        device.observers, clock=_clock(device),
+        device.observers, clock=_clock(device, binding),
         calls_others=_calls_others(device, binding), is_captured=captured is not None,
     )  # fmt: skip
 
@@ -264,9 +266,12 @@ def _calls_others(device: RuntimeDevice, binding: Binding) -> bool:
     return bool(device.hooks.bits or binding.executable.boxes) or device.kernels_call_back
 
 
-def _clock(device: RuntimeDevice) -> Callable[[], float] | None:
-    """Return the clock for the times of steps, if listeners want them."""
-    return device.backend.executor.clock if device.events.active else None
+def _clock(device: RuntimeDevice, binding: Binding) -> Callable[[], float] | None:
+    """Return the clock for the times of steps, if listeners want them, and of the first runs on a
+    card."""
+    executor = device.backend.executor
+    is_first = executor.captures and binding.tally.runs < RUNS_TO_STRAIGHTEN
+    return executor.clock if device.events.active or is_first else None
 
 
 def _own_thunks(binding: Binding) -> list[Sequence[Thunk]]:
@@ -318,7 +323,7 @@ def _writer(device: RuntimeDevice, binding: Binding) -> partial[Code]:
     kinds = [(d.layout.data_type.dtype, d.shape) for d in descs]
     return partial(
         written, kinds=kinds, order=executable.order, tally=binding.tally,
-        observers=device.observers, clock=_clock(device),
+        observers=device.observers, clock=_clock(device, binding),
         calls_others=_calls_others(device, binding),
     )  # fmt: skip
 
@@ -330,8 +335,8 @@ def _run_one_by_one(
     bound.arguments[:] = [arrays[rank] for rank in binding.executable.order]
     moments: list[float] = []
     try:
-        if device.events.active:
-            clock = device.backend.executor.clock
+        clock = _clock(device, binding)
+        if clock is not None:
             counts = [len(step.thunks) for step in bound.steps]
             with_fp_errors_ignored(run_timed, clock, counts, moments, loop)
         else:
