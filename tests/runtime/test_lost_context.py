@@ -30,8 +30,9 @@ def adding(name: str) -> stitch.CompiledModel:
     return compiled
 
 
-def _wait(device: stitch.Device) -> None:
+def _wait(device: stitch.Device) -> bool:
     device.wait()
+    return True
 
 
 #: What the caller does when CUDA says it: on a pipeline, a program and a tensor in DRAM.
