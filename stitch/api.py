@@ -55,7 +55,6 @@ from stitch.program import (
     OutputSlot,
     Role,
     Space,
-    SymbolicSizes,
     TensorDesc,
 )
 from stitch.report import MACHINE, Device, open_device
@@ -218,8 +217,7 @@ def compile(
         if others:
             raise UsageError("compile takes these only without dynamic_shapes=",
                              got=", ".join(others))  # fmt: skip
-        sizes = SymbolicSizes(dynamic_shapes)
-        traced = read_dynamic(module, example_inputs, sizes)
+        traced, sizes = read_dynamic(module, example_inputs, dynamic_shapes)
         options = CompileOptions(_placement(placement), name, Role(role), executor=executor,
                                  math_fidelity=MathFidelity(math_fidelity))  # fmt: skip
         program = compile_dynamic(traced, sizes, load_machine(target), options)

@@ -2,14 +2,16 @@
 
 Tracing and the passes run once, with symbolic sizes; `at` replaces them by numbers and places the
 result. Spaces, layouts and scratch depend on sizes in steps (shares of L1, tiles), so they are
-computed for each size, by the code that any compilation runs.
+computed for each size, by the code that any compilation runs. Where the result of the passes
+depends on the sizes (constants of symbolic shape are folded, equal ones merged), the passes run for
+each size, too, so that they need no guards.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stitch.compiler.compile_graph import place_graph, prepare_graph
+from stitch.compiler.compile_graph import compile_graph, place_graph, prepare_graph
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph
@@ -19,6 +21,7 @@ from stitch.program import (
     Constant,
     Guard,
     Program,
+    SizeNeeded,
     SymbolicData,
     SymbolicSize,
     SymbolicSizes,
@@ -31,19 +34,21 @@ from stitch.program import (
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DynamicProgram:
-    """A prepared graph with symbolic sizes, and the guards that its preparation relied on.
+    """A graph with symbolic sizes, and the guards that tracing it and its passes relied on.
 
     Attributes:
-        graph: The graph after the passes; shapes have symbolic sizes.
+        graph: The graph after the passes, or before them; shapes have symbolic sizes.
         sizes: The named sizes with their bounds, hints and guards.
         machine: The memory of the machine that it is compiled for.
         options: The options of the compilation.
+        is_prepared: Whether the passes have run; otherwise they run for each size.
     """
 
     graph: ComputationGraph
     sizes: SymbolicSizes
     machine: MachineShape
     options: CompileOptions
+    is_prepared: bool = True
 
     @property
     def guards(self) -> tuple[Guard, ...]:
@@ -83,6 +88,8 @@ class DynamicProgram:
                 remedy="choose other sizes",
             ) from error
         graph = replace(self.graph, values=values, constants=constants)
+        if not self.is_prepared:
+            return graph, compile_graph(graph, self.machine, self.options)
         return graph, place_graph(graph, (), self.machine, self.options)
 
     def text(self) -> str:
@@ -139,8 +146,13 @@ def compile_dynamic(
                 f"dynamic_shapes= does not support {what}", where=f"graph {graph.name!r}",
                 remedy="compile the module without dynamic_shapes=, once for each size",
             )  # fmt: skip
+    before = sizes.guards
+    sizes.is_strict = True
     try:
         prepared, _ = prepare_graph(graph, machine, options)
+    except SizeNeeded:
+        sizes.reset(before)
+        return DynamicProgram(graph, sizes, machine, options, is_prepared=False)
     finally:
         sizes.is_open = False
     return DynamicProgram(prepared, sizes, machine.shape, options)

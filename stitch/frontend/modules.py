@@ -116,21 +116,31 @@ def _read_other(
 
 
 def read_dynamic(
-    module: Any, examples: Sequence[Any] | Mapping[str, Any], sizes: SymbolicSizes
-) -> ComputationGraph:
-    """Return the graph of a function whose inputs have symbolic sizes.
+    module: Any, examples: Sequence[Any] | Mapping[str, Any],
+    dynamic_shapes: Mapping[str, Any],
+) -> tuple[ComputationGraph, SymbolicSizes]:  # fmt: skip
+    """Return the graph of a function or ONNX model whose inputs have symbolic sizes, and the sizes.
 
     Raises:
-        UsageError: The module is no function, or `sizes` does not fit its inputs.
-        CompileError: As for `trace`.
+        UsageError: The module is of another kind, or `dynamic_shapes` does not fit its inputs.
+        CompileError: As for `compile`.
     """
-    is_file = isinstance(module, str | Path | ComputationGraph) or _is_of_onnx(module)
-    if is_file or is_torch(module) or not callable(module):
+    if _is_of_onnx(module):
+        with _reading("ONNX models", "onnx"):
+            from stitch.frontend.onnx import from_onnx_dynamic
+        return from_onnx_dynamic(module, examples, dynamic_shapes)
+    if (
+        isinstance(module, str | Path | ComputationGraph)
+        or is_torch(module)
+        or not callable(module)
+    ):
         raise UsageError(
-            "dynamic_shapes= is supported for Python functions only", got=type(module).__name__,
+            "dynamic_shapes= is supported for Python functions and ONNX models only",
+            got=type(module).__name__,
             remedy="compile the module without it, once for each size",
-        )  # fmt: skip
-    return trace(module, *_by_position(module, examples), sizes=sizes)
+        )
+    sizes = SymbolicSizes(dynamic_shapes)
+    return trace(module, *_by_position(module, examples), sizes=sizes), sizes
 
 
 def _read_by_plugin(

@@ -44,7 +44,7 @@ class ConstantPool:
 
     def find(self, data: Array) -> int | None:
         """Return the value that holds this data, or None; large data is compared by identity."""
-        if has_symbols(data) or (self._symbolic and data.dtype == np.int64):
+        if has_symbols(data) or (self._symbolic and data.dtype.kind == "i"):
             others = self._constants if has_symbols(data) else self._symbolic
             same = (c.value for c in others if same_integers(c.data, data))
             known = next(same, None)

@@ -262,6 +262,11 @@ class Emitter:
             self._location = before
 
     @property
+    def location(self) -> str:
+        """The source location of operations that are added now."""
+        return self._where()
+
+    @property
     def operations(self) -> Sequence[Operation]:
         """The operations so far, in run order (do not modify)."""
         return self._operations

@@ -9,7 +9,15 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import StitchError
-from stitch.program import ABSENT, Array, Operation, ValueType
+from stitch.program import (
+    ABSENT,
+    Array,
+    Operation,
+    ValueType,
+    has_symbols,
+    is_deferred,
+    is_symbolic,
+)
 
 #: Larger results count as data and stay unknown; shapes, axes and indices are smaller.
 MAX_KNOWN_ELEMENTS = 4096
@@ -73,7 +81,7 @@ class KnownValues:
     def _is_unknown(self, index: int) -> bool:
         if index in self._arrays:
             data = self._arrays[index]
-            return data is None or data.size > MAX_KNOWN_ELEMENTS
+            return data is None or (not is_deferred(data) and data.size > MAX_KNOWN_ELEMENTS)
         return index not in self._makers
 
     def _compute(self, operation: Operation, operands: tuple[ValueType | None, ...]) -> None:
@@ -94,6 +102,12 @@ class KnownValues:
             return [asked]
         arrays = self.operands(operation)
         types = ops.infer_operation(operation, operands, arrays)
+        given = [data for data in arrays if data is not None]
+        if any(is_deferred(data) or has_symbols(data) for data in given):
+            results = ops.symbolic_results(operation, arrays, types)
+            return ops.deferred_results(operation, arrays, types) if results is None else results
+        if any(is_symbolic(size) for kind in types for size in kind.shape):
+            return ops.deferred_results(operation, arrays, types)
         steps = ops.estimated_steps(operation, operands, types)
         if steps > MAX_STEPS or any(math.prod(kind.shape) > MAX_KNOWN_ELEMENTS for kind in types):
             return [None] * len(types)

@@ -42,6 +42,7 @@ from stitch.ops.recurrent import recurrent_activations
 from stitch.ops.reshaping import RESHAPING, known_by_type
 from stitch.ops.sharding import PARALLEL_OPERATORS
 from stitch.ops.steps import copy_steps
+from stitch.ops.symbolic_evaluation import deferred_results, symbolic_results
 from stitch.ops.types import conversion_steps, workspace_nbytes
 from stitch.ops.window_of_rows import are_in_range, row_copies, row_numbers, windowed
 from stitch.ops.windows import (
@@ -69,6 +70,7 @@ from stitch.ops.workspaces import (
 )
 
 __all__ = [
+<<<<<<< HEAD
     "COPIES", "DOMAINS", "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES",
     "PARALLEL_OPERATORS", "RESHAPING", "SUMS", "Attribute", "Batching", "BatchingContext",
     "DividedOperation", "Gradient", "GradientContext", "Inference", "InferenceContext",
@@ -82,4 +84,19 @@ __all__ = [
     "recurrent_activations", "resolve_attributes", "row_copies", "row_numbers",
     "sees_everywhere", "slices_of", "string_of", "summed_over_operations", "transposed_windows",
     "turned_windows", "windowed", "windows_of", "work_of", "workspace", "workspace_nbytes",
+=======
+    "DOMAINS", "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "PARALLEL_OPERATORS",
+    "RESHAPING", "Attribute", "Batching", "BatchingContext", "Gradient", "GradientContext",
+    "Inference", "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "OpDef",
+    "OperationWork", "Thunk", "are_in_range", "attributes_of", "batch_gradient_steps", "bind",
+    "bytes_from_a_line", "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code",
+    "deferred_results", "definition_of", "estimated_steps", "evaluate", "evaluate_operation",
+    "float_of", "has_products", "infer_operation", "infer_types", "int_of", "is_defined",
+    "is_elementwise", "kernel_workspace", "known_by_type", "lookup", "multiply_adds",
+    "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "plugin_operators", "pool_windows",
+    "program_work", "recurrent_activations", "resolve_attributes", "row_copies", "row_numbers",
+    "sees_everywhere", "slices_of", "string_of", "summed_over_operations", "symbolic_results",
+    "transposed_windows", "turned_windows", "windowed", "windows_of", "work_of", "workspace",
+    "workspace_nbytes",
+>>>>>>> f1842eb0 (frontend: ONNX models keep their free dimensions)
 ]  # fmt: skip

@@ -31,7 +31,7 @@ from stitch.ops.inference import (
 )
 from stitch.ops.steps import along, copy_steps
 from stitch.ops.workspaces import workspace
-from stitch.program import Array, ValueType
+from stitch.program import Array, ValueType, is_same_size, is_symbolic
 
 # Batching -----------------------------------------------------------------------------------------
 
@@ -63,6 +63,10 @@ class AxisResize:
     region: tuple[float, float]
 
 
+#: Integers up to this one are exact in float32.
+_EXACT = 1 << 24
+
+
 def _length(before: int, scale: float) -> float:
     """Return the length of a resized axis before rounding."""
     return float(np.float32(before) * np.float32(scale))
@@ -81,7 +85,11 @@ def _plan(
         regions = [(float(roi[i]), float(roi[len(axes) + i])) for i in range(len(axes))]
     if scales is not None and scales.size:
         factors = [float(value) for value in scales]
-        after = [math.floor(_length(shape[a], f)) for a, f in zip(axes, factors, strict=True)]
+        after = [
+            shape[a] if f == 1 and is_symbolic(shape[a]) and shape[a] <= _EXACT
+            else math.floor(_length(shape[a], f))
+            for a, f in zip(axes, factors, strict=True)
+        ]  # fmt: skip
     else:
         assert sizes is not None
         after = [int(value) for value in sizes]
@@ -121,6 +129,10 @@ def _crops(attributes: Attributes) -> bool:
     return string_of(attributes, "coordinate_transformation_mode") == "tf_crop_and_resize"
 
 
+def _is_stretched(context: InferenceContext) -> bool:
+    return context.string_of("keep_aspect_ratio_policy") == "stretch"
+
+
 def _known(context: InferenceContext, index: int, name: str) -> Array | None:
     kind = context.present(index)
     if kind is None or math.prod(kind.shape) == 0:
@@ -142,7 +154,18 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     scales = _known(context, 2, "scales")
     sizes = None
     if context.present(3) is not None:
-        sizes = np.array(context.known_ints(3, "sizes"), np.int64)
+        given = context.known_ints(3, "sizes")
+        if scales is None and len(given) == len(axes) and not crops and _is_stretched(context):
+            # Axes that keep a symbolic size.
+            kept = [
+                is_symbolic(size) and is_same_size(size, x.shape[axis])
+                for size, axis in zip(given, axes, strict=True)
+            ]
+            axes = tuple(axis for axis, keeps in zip(axes, kept, strict=True) if not keeps)
+            given = tuple(size for size, keeps in zip(given, kept, strict=True) if not keeps)
+            if not axes:
+                return (x,)
+        sizes = np.array(given, np.int64)
     if crops and roi is None:
         raise context.fail("Resize with tf_crop_and_resize requires operand 1 (roi)")
     if (scales is None) == (sizes is None or not sizes.size):

@@ -27,7 +27,16 @@ from stitch.ops.element_types import (
 from stitch.ops.gradient import GradientContext, no_gradient
 from stitch.ops.inference import Inference, InferenceContext, Shape, float_of, int_of, same_as_first
 from stitch.ops.steps import CHUNK_SIZE, copy_steps, fill_step, slice_range
-from stitch.program import Array, DataType, Operation, ValueType, int64_array
+from stitch.program import (
+    Array,
+    DataType,
+    Operation,
+    ValueType,
+    has_symbols,
+    int64_array,
+    integers_of,
+    is_symbolic,
+)
 
 # Batching -----------------------------------------------------------------------------------------
 
@@ -275,7 +284,12 @@ def _infer_range(context: InferenceContext) -> tuple[ValueType, ...]:
     for index, name in enumerate(("start", "limit", "delta")):
         if math.prod(context.operand(index).shape) != 1:
             context.require_shape(index, ())
-        known.append(context.known_data(index, name).astype(first.data_type.compute_dtype))
+        known.append(context.known_data(index, name))
+    if any(map(has_symbols, known)):
+        start, limit, delta = (integers_of(number)[0] for number in known)
+        if not is_symbolic(delta) and delta == 1:
+            return (ValueType((limit - start if start < limit else 0,), first.data_type),)
+    known = [number.astype(first.data_type.compute_dtype) for number in known]
     context.require(known[2].any(), "delta of Range must not be 0")
     if not all(np.isfinite(number).all() for number in known):
         raise context.fail("operands of Range must be finite")

@@ -62,35 +62,40 @@ from stitch.program.program import (
 from stitch.program.scans import CONDITION, MAX_ROUNDS, SCAN, ScanForm, is_scan
 from stitch.program.size_expressions import Expression
 from stitch.program.symbolic_data import (
+    DeferredData,
     SymbolicData,
     has_symbols,
     int64_array,
     integers_of,
+    is_deferred,
     same_integers,
 )
 from stitch.program.symbolic_sizes import (
+    COMMON_HINT,
     MAX_SIZE,
     Dim,
     Guard,
+    SizeNeeded,
     SymbolicSize,
     SymbolicSizes,
     at_sizes,
+    is_same_size,
     is_symbolic,
     size_of,
     slice_bounds,
 )
 
 __all__ = [
-    "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool", "CONDITION",
-    "Constant", "Contents", "DataType", "Dim", "Expression",
-    "ExpressionRow", "ExpressionRows", "FreeNames", "Guard",
-    "INITIAL_STATE", "InputKind", "InputSlot", "Layout", "MAX_EXPANSION", "MAX_RANK",
-    "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MAX_SIZE", "MathFidelity", "MemoryLayout", "NO_ATTRIBUTES",
-    "OPAQUE_DOMAIN", "Operation", "OperationList", "Orientation", "OutputSlot", "Ownership",
-    "Program", "Role", "SCAN", "ScanForm", "Scratch", "Seam", "ShardSpec", "Space",
-    "SymbolicData", "SymbolicSize", "SymbolicSizes", "TILE_SHAPE", "TensorDesc", "Value",
-    "ValueType", "as_read_only", "at_sizes", "body_lines", "can_change", "dense_bytes",
-    "expressions_of", "has_symbols", "holds_foreign", "host_layout", "int64_array",
-    "integers_of", "is_scan", "is_symbolic", "link_problem", "name_of", "result_types",
+    "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool", "COMMON_HINT",
+    "CONDITION", "Constant", "Contents", "DataType", "DeferredData", "Dim", "Expression",
+    "ExpressionRow", "ExpressionRows", "FreeNames", "Guard", "INITIAL_STATE", "InputKind",
+    "InputSlot", "Layout", "MAX_EXPANSION", "MAX_RANK", "MAX_ROUNDS", "MAX_SCAN_DEPTH",
+    "MAX_SIZE", "MathFidelity", "MemoryLayout", "NO_ATTRIBUTES", "OPAQUE_DOMAIN", "Operation",
+    "OperationList", "Orientation", "OutputSlot", "Ownership", "Program", "Role", "SCAN",
+    "ScanForm", "Scratch", "Seam", "ShardSpec", "SizeNeeded", "Space", "SymbolicData",
+    "SymbolicSize", "SymbolicSizes", "TILE_SHAPE", "TensorDesc", "Value", "ValueType",
+    "as_read_only", "at_sizes", "body_lines", "can_change", "dense_bytes", "expressions_of",
+    "has_symbols", "holds_foreign", "host_layout", "int64_array", "integers_of", "is_deferred",
+    "is_same_size", "is_scan", "is_symbolic", "link_problem", "name_of", "result_types",
     "same_bytes", "same_integers", "size_of", "slice_bounds", "structure_problems", "summary",
 ]  # fmt: skip

@@ -107,6 +107,10 @@ class Guard:
         return f"{self.left} {self.relation} {self.right} ({lines})"
 
 
+class SizeNeeded(Exception):
+    """A guard is needed where none may be recorded."""
+
+
 class SymbolicSizes:
     """The named sizes of one compilation, their hints, and the guards recorded so far."""
 
@@ -132,6 +136,10 @@ class SymbolicSizes:
         self._guards: dict[tuple[Expression, str, Expression], Guard] = {}
         #: Whether comparisons are still recorded; afterwards sizes give no numbers.
         self.is_open = True
+        #: Whether `SizeNeeded` is raised where a guard would be recorded.
+        self.is_strict = False
+        #: Returns what is translated now, for guards; None: the nearest line of the user.
+        self.locate: Callable[[], str] | None = None
 
     @classmethod
     def restored(
@@ -160,6 +168,10 @@ class SymbolicSizes:
     def guards(self) -> tuple[Guard, ...]:
         """The guards in the order in which they were first needed."""
         return tuple(self._guards.values())
+
+    def reset(self, guards: Sequence[Guard]) -> None:
+        """Forget all guards but these."""
+        self._guards = {(g.left, g.relation, g.right): g for g in guards}
 
     @property
     def bounds(self) -> dict[str, Bounds]:
@@ -284,7 +296,10 @@ class SymbolicSizes:
                 remedy="read sizes of the arrays that a call returns",
             )
         if (left, relation, right) not in self._guards:
+            if self.is_strict:
+                raise SizeNeeded
             line, relied = _lines()
+            line = line if self.locate is None else self.locate()
             guard = Guard(left, relation, right, line, relied, special)
             self._guards[left, relation, right] = guard
 
@@ -306,7 +321,10 @@ def _lines() -> tuple[str, str]:
     return "", relied
 
 
-_INNER = (__name__, "stitch.program.symbolic_data", "stitch.program.operation")
+_INNER = (
+    __name__, "stitch.program.symbolic_data", "stitch.program.operation",
+    "stitch.ops.symbolic_evaluation",
+)  # fmt: skip
 
 
 def _operator(
@@ -450,6 +468,13 @@ class SymbolicSize:
 def is_symbolic(size: object) -> bool:
     """Return whether an integer of a shape is symbolic."""
     return isinstance(size, SymbolicSize)
+
+
+def is_same_size(one: Any, other: Any) -> bool:
+    """Return whether two sizes have one normal form, without a guard if they have not."""
+    if isinstance(one, SymbolicSize) and isinstance(other, SymbolicSize):
+        return one.expression == other.expression
+    return not is_symbolic(one) and not is_symbolic(other) and bool(one == other)
 
 
 def size_of(given: Any) -> int:

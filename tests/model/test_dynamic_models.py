@@ -241,7 +241,7 @@ BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (mlp, {"dynamic_shapes": {"x": {0: stitch.Dim("n", 9, 10)}}}, "out of bounds"),
     (mlp, {"optimizer": "sgd", "loss": "mse"}, "only without dynamic_shapes="),
     (mlp, {"algorithm": "search"}, "only without dynamic_shapes="),
-    ("model.onnx", {}, "Python functions only"),
+    ("model.yaml", {}, "Python functions and ONNX models only"),
 ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from stitch.program import (
     Value,
     ValueType,
     has_symbols,
+    is_symbolic,
     same_integers,
 )
 
@@ -83,6 +84,8 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
             if v in known and v not in outputs and readers[v] == operation.inputs.count(v)
         }
         types = [graph.values[v].type for v in operation.outputs if v != ABSENT]
+        for size in (size for kind in types for size in kind.shape if is_symbolic(size)):
+            int(size)  # The growth is known at one size only.
         growth = sum(kind.nbytes for kind in types if not _is_index(kind))
         growth -= sum(known[v].nbytes for v in dying)
         results = None if shape is None else dict.fromkeys(operation.outputs, shape)
@@ -115,8 +118,12 @@ def _fold(
     """Return the results of an operation by value, or None if it must stay."""
     if not is_repeatable(operation):
         return None
-    arrays = [None if v == ABSENT else np.asarray(known[v]) for v in operation.inputs]
+    arrays = [None if v == ABSENT else known[v] for v in operation.inputs]
     try:
+        symbolic = ops.symbolic_results(operation, arrays, types)
+        if symbolic is not None:
+            return dict(zip(operation.outputs, symbolic, strict=True))
+        arrays = [None if data is None else np.asarray(data) for data in arrays]
         taken = ops.kernel_workspace(
             operation.op, operands, types, domain=operation.domain, attributes=operation.attributes
         )
@@ -222,7 +229,7 @@ def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:
     symbolic: list[Constant] = []
     samples = Counter(_sample(c) for c in graph.constants if not has_symbols(c.data))
     for constant in graph.constants:
-        if has_symbols(constant.data) or (symbolic and constant.data.dtype == np.int64):
+        if has_symbols(constant.data) or (symbolic and constant.data.dtype.kind == "i"):
             others = constants if has_symbols(constant.data) else symbolic
             same = (c.value for c in others if same_integers(c.data, constant.data))
             known = next(same, None)

@@ -60,7 +60,7 @@ from stitch.frontend.onnx.values import (
     lower_list,
 )
 from stitch.graph import ComputationGraphBuilder, LayerMethods, SymbolicTensor, choose
-from stitch.program import ABSENT, Operation
+from stitch.program import ABSENT, Operation, int64_array
 
 # --------------------------------------------------------------------------------------------------
 # If, Loop, Scan and SequenceMap: the branch that is taken, loops as scans or unrolled.
@@ -335,7 +335,7 @@ class Walk:
             return made
         if ops.is_defined(made.op, domain):
             if (domain, made.op) == ("", "Size") and tensors and tensors[0] is not None:
-                return [self.builder.constant(np.asarray(tensors[0].size, np.int64))]
+                return [self.builder.constant(int64_array([tensors[0].size], ()))]
             return self._apply(made)
         return self._without_definition(node, call)
 

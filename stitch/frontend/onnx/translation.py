@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ import onnx
 
 from stitch.errors import CompileError, FormatError, StitchError, unknown
 from stitch.frontend.onnx.control_flow import MAX_ROUNDS, UNROLLED_ROUNDS, Loops
+from stitch.frontend.onnx.dynamic_inputs import DynamicShapes, dynamic_axes, example_shapes
 from stitch.frontend.onnx.node_walk import Walk
 from stitch.frontend.onnx.protos import OnnxModel, element_type, read_model
 from stitch.frontend.onnx.values import NOTHING, Failed, Given, Scope, TensorList
@@ -35,7 +36,7 @@ from stitch.graph import (
     placement_of,
 )
 from stitch.linker import remove_dead_code
-from stitch.program import Array, DataType, TensorDesc, ValueType
+from stitch.program import Array, DataType, SymbolicSizes, TensorDesc, ValueType
 
 # --------------------------------------------------------------------------------------------------
 # Inputs of a graph
@@ -368,12 +369,48 @@ def from_onnx(
         raise
 
 
+def from_onnx_dynamic(
+    model: str | Path | Any, example_inputs: Examples, dynamic_shapes: DynamicShapes
+) -> tuple[ComputationGraph, SymbolicSizes]:
+    """Return the graph of an ONNX model whose inputs have symbolic sizes, and the sizes.
+
+    Inputs without an example take sizes within the bounds of `dynamic_shapes`. Raises as
+    `from_onnx`, and `UsageError` for `dynamic_shapes` that do not fit the model's inputs.
+    """
+    read = read_model(model)
+    flat = flat_inputs(read.graph, example_inputs)
+    defaults = {tensor.name for tensor in read.graph.initializer}
+    declared: dict[str, tuple[Dimension, ...]] = {}
+    for info in flat.graph.input:
+        if info.name not in defaults and info.type.WhichOneof("value") == "tensor_type":
+            declared[info.name] = _declared(info).dimensions or ()
+    examples = flat.examples
+    if not isinstance(examples, Mapping):
+        examples = _by_position(list(declared), examples, read.title)
+    known = {name: tuple(np.shape(value)) for name, value in examples.items()}
+    axes = dynamic_axes({**known, **declared}, dynamic_shapes)
+    sizes = SymbolicSizes(axes)
+    inputs = [
+        replace(one, type=ValueType(sizes.shape_of(one.name, one.type.shape), one.type.data_type))
+        for one in bind_inputs(
+            flat.graph, examples, example_shapes(declared, axes, known), read.title
+        )
+    ]
+    graph = _translated(read, flat, inputs, Loops(MAX_ROUNDS), sizes)
+    sizes.locate = lambda: read.title
+    return graph, sizes
+
+
 def _translated(
-    read: OnnxModel, flat: FlatInputs, inputs: Sequence[BoundInput], loops: Loops
-) -> ComputationGraph:
+    read: OnnxModel, flat: FlatInputs, inputs: Sequence[BoundInput], loops: Loops,
+    sizes: SymbolicSizes | None = None,
+) -> ComputationGraph:  # fmt: skip
     fixed: set[str] = set()
     while True:
         walk = Walk(read, ComputationGraphBuilder(_name(read)), loops)
+        if sizes is not None:
+            sizes.reset(())
+            sizes.locate = lambda builder=walk.builder: builder.location
         slots = _declared_type(walk, inputs)
         outputs = _walked(walk, inputs, fixed, slots, flat)
         wanted = [name for name in walk.dependencies.wanted if name not in fixed]
@@ -479,7 +516,7 @@ def _built(
     slots: Mapping[str, SymbolicTensor],
 ) -> ComputationGraph:
     """The graph; its smallest output passes through the checks of the fixed inputs."""
-    smallest = min(range(len(outputs)), key=lambda i: _nbytes(outputs[i][1]))
+    smallest = min(range(len(outputs)), key=lambda i: _nbytes(outputs[i][1])) if checks else 0
     for index, (name, value) in enumerate(outputs):
         for fixed, array in checks.items() if index == smallest else ():
             with builder.at(f"input {fixed!r}"):
