@@ -91,14 +91,15 @@ def compile(
     math_fidelity: MathFidelity | str = MathFidelity.BY_TYPE,
     cache: str | Path | CompileCache | None = None,
     parallel: None = None,
+    dynamic_shapes: None = None,
     **training: Any,
 ) -> CompiledModel: ...
 @overload
 def compile(
-    module: Callable[..., Any],
+    module: str | Path | Callable[..., Any] | Any,
     example_inputs: Sequence[Any] | Mapping[str, Any] = (),
     *,
-    dynamic_shapes: Mapping[str, Mapping[int, Dim]],
+    dynamic_shapes: Mapping[str, Any],
     **options: Any,
 ) -> DynamicModel: ...
 @overload
@@ -154,7 +155,7 @@ def compile(
     cache: str | Path | CompileCache | None = None,
     parallel: Mapping[str, Any] | None = None,
     devices: int | str | Path | MachineSpecification | None = None,
-    dynamic_shapes: Mapping[str, Mapping[int, Dim]] | None = None,
+    dynamic_shapes: Mapping[str, Any] | None = None,
     **training: Any,
 ) -> CompiledModel | CompiledStages | DynamicModel:
     """Compile a module for a machine.
@@ -190,8 +191,10 @@ def compile(
             `micro_batches`, `chunks`).
         devices: With `parallel` or `algorithm`, a machine specification, its YAML file, or a number
             of devices of machine `target` (default with `parallel`: as many as needed).
-        dynamic_shapes: Named sizes of a function's inputs: by input and axis a `stitch.Dim` with
-            bounds. The module is compiled once, for all sizes within them.
+        dynamic_shapes: Named sizes of the inputs of a function, an ONNX model or a torch module: by
+            input and axis a `stitch.Dim` with bounds (of torch modules also a `torch.export.Dim`),
+            or by the name of a free dimension of an ONNX model. The module is compiled once, for
+            all sizes within the bounds.
         **training: Further options of `stitch.training.TrainingOptions`.
 
     Returns:

@@ -65,15 +65,18 @@ class DynamicModel:
     def of(cls, binary: SymbolicBinary) -> DynamicModel:
         """Return the model of a file with named sizes."""
         options = CompileOptions(role=binary.role, math_fidelity=binary.math_fidelity)
-        program = DynamicProgram(binary.graph, binary.sizes, binary.machine, options)
+        program = DynamicProgram(binary.graph, binary.sizes, binary.machine, options,
+                                 binary.needs_passes)  # fmt: skip
         return cls(program, binary.machine.name)
 
     def _stored(self) -> SymbolicBinary:
         program = self.program
         options, graph = program.options, program.graph
+        # Where the passes have not run, the placement is not in the graph yet.
+        graph = graph.with_placement(*options.placement) if program.needs_passes else graph
         return SymbolicBinary(
             replace(graph, name=options.name or graph.name), program.sizes, program.machine,
-            PRODUCER, options.role, options.math_fidelity,
+            PRODUCER, options.role, options.math_fidelity, needs_passes=program.needs_passes,
         )  # fmt: skip
 
     @takes(path=PATH)

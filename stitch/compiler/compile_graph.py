@@ -69,9 +69,11 @@ def compile_graph(
 
 
 def prepare_graph(
-    graph: ComputationGraph, machine: Machine, options: CompileOptions
+    graph: ComputationGraph, machine: Machine | None, options: CompileOptions
 ) -> tuple[ComputationGraph, tuple[LoopNote, ...]]:
     """Return the graph that is placed, and the schedules of its loops; sizes may be symbolic.
+
+    `machine` is None for a graph without loops.
 
     Raises:
         CompileError: Types do not agree.
@@ -89,9 +91,10 @@ def prepare_graph(
         graph = optimize(graph)
         if options.reassociate:
             graph = _absorb_transposes(graph)
-        scheduled = schedule_loops(graph, machine, options.schedule, options.executor)
-        if scheduled.notes:
-            graph, loops = optimize(scheduled.graph), scheduled.notes
+        if machine is not None:
+            scheduled = schedule_loops(graph, machine, options.schedule, options.executor)
+            if scheduled.notes:
+                graph, loops = optimize(scheduled.graph), scheduled.notes
     else:
         graph = drop_unused_values(fold_constants(graph, 0))
     return graph, loops

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stitch.compiler.compile_graph import compile_graph, place_graph, prepare_graph
+from stitch.compiler.compile_graph import place_graph, prepare_graph
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph
@@ -41,14 +41,14 @@ class DynamicProgram:
         sizes: The named sizes with their bounds, hints and guards.
         machine: The memory of the machine that it is compiled for.
         options: The options of the compilation.
-        is_prepared: Whether the passes have run; otherwise they run for each size.
+        needs_passes: Whether the passes run for each size.
     """
 
     graph: ComputationGraph
     sizes: SymbolicSizes
     machine: MachineShape
     options: CompileOptions
-    is_prepared: bool = True
+    needs_passes: bool = False
 
     @property
     def guards(self) -> tuple[Guard, ...]:
@@ -88,8 +88,8 @@ class DynamicProgram:
                 remedy="choose other sizes",
             ) from error
         graph = replace(self.graph, values=values, constants=constants)
-        if not self.is_prepared:
-            return graph, compile_graph(graph, self.machine, self.options)
+        if self.needs_passes:
+            graph, _ = prepare_graph(graph, None, self.options)
         return graph, place_graph(graph, (), self.machine, self.options)
 
     def text(self) -> str:
@@ -149,10 +149,10 @@ def compile_dynamic(
     before = sizes.guards
     sizes.is_strict = True
     try:
-        prepared, _ = prepare_graph(graph, machine, options)
+        prepared, _ = prepare_graph(graph, None, options)
     except SizeNeeded:
         sizes.reset(before)
-        return DynamicProgram(graph, sizes, machine, options, is_prepared=False)
+        return DynamicProgram(graph, sizes, machine.shape, options, needs_passes=True)
     finally:
         sizes.is_open = False
     return DynamicProgram(prepared, sizes, machine.shape, options)

@@ -70,33 +70,17 @@ from stitch.ops.workspaces import (
 )
 
 __all__ = [
-<<<<<<< HEAD
     "COPIES", "DOMAINS", "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES",
     "PARALLEL_OPERATORS", "RESHAPING", "SUMS", "Attribute", "Batching", "BatchingContext",
-    "DividedOperation", "Gradient", "GradientContext", "Inference", "InferenceContext",
-    "Kernel", "KernelArguments", "KernelMemory", "OpDef", "OperationWork", "Part", "Thunk",
-    "are_in_range", "attributes_of", "batch_gradient_steps", "bind", "bytes_from_a_line",
-    "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "definition_of",
+    "DividedOperation", "Gradient", "GradientContext", "Inference", "InferenceContext", "Kernel",
+    "KernelArguments", "KernelMemory", "OpDef", "OperationWork", "Part", "Thunk", "are_in_range",
+    "attributes_of", "batch_gradient_steps", "bind", "bytes_from_a_line", "computed_nbytes",
+    "conversion_steps", "copy_steps", "data_type_of_code", "deferred_results", "definition_of",
     "estimated_steps", "evaluate", "evaluate_operation", "float_of", "has_products",
     "infer_operation", "infer_types", "int_of", "is_defined", "is_elementwise",
     "kernel_workspace", "known_by_type", "lookup", "multiply_adds", "numpy_bytes", "onnx_code",
     "operand_nbytes", "operators", "plugin_operators", "pool_windows", "program_work",
-    "recurrent_activations", "resolve_attributes", "row_copies", "row_numbers",
-    "sees_everywhere", "slices_of", "string_of", "summed_over_operations", "transposed_windows",
+    "recurrent_activations", "resolve_attributes", "row_copies", "row_numbers", "sees_everywhere",
+    "slices_of", "string_of", "summed_over_operations", "symbolic_results", "transposed_windows",
     "turned_windows", "windowed", "windows_of", "work_of", "workspace", "workspace_nbytes",
-=======
-    "DOMAINS", "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "PARALLEL_OPERATORS",
-    "RESHAPING", "Attribute", "Batching", "BatchingContext", "Gradient", "GradientContext",
-    "Inference", "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "OpDef",
-    "OperationWork", "Thunk", "are_in_range", "attributes_of", "batch_gradient_steps", "bind",
-    "bytes_from_a_line", "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code",
-    "deferred_results", "definition_of", "estimated_steps", "evaluate", "evaluate_operation",
-    "float_of", "has_products", "infer_operation", "infer_types", "int_of", "is_defined",
-    "is_elementwise", "kernel_workspace", "known_by_type", "lookup", "multiply_adds",
-    "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "plugin_operators", "pool_windows",
-    "program_work", "recurrent_activations", "resolve_attributes", "row_copies", "row_numbers",
-    "sees_everywhere", "slices_of", "string_of", "summed_over_operations", "symbolic_results",
-    "transposed_windows", "turned_windows", "windowed", "windows_of", "work_of", "workspace",
-    "workspace_nbytes",
->>>>>>> f1842eb0 (frontend: ONNX models keep their free dimensions)
 ]  # fmt: skip

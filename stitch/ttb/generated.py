@@ -5,7 +5,7 @@ The one table that drives encoding, verifying, decoding and docs/format.md.
 
 from stitch.flatbuffer import FieldSpec, Schema, TableSpec
 
-SCHEMA_SHA256 = "5a86606f772b4f37660be7af6fbb667899b91d1fcd7f01fba43254528c07aef2"
+SCHEMA_SHA256 = "4da21b601586222876e0fe9231260cbfa9ca65283c983ad6e477aee8efbc12c3"
 FILE_IDENTIFIER = b"STCH"
 ROOT = "Binary"
 
@@ -180,6 +180,7 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=9, name='operations', kind='tables', of='Operation'),
         FieldSpec(slot=10, name='constants', kind='tables', of='SymbolicConstant'),
         FieldSpec(slot=11, name='placement', kind='strings', limit=4096),
+        FieldSpec(slot=12, name='needs_passes', kind='scalar', code='B', default=0),
     )),
     'SpaceShape': TableSpec('SpaceShape', (
         FieldSpec(slot=0, name='banks', kind='scalar', code='I', default=1, minimum=1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ class SymbolicDecoder(Decoder):
             return None
         binary = SymbolicBinary(
             graph, sizes, shape, producer, _ROLES[symbolic[1]], _FIDELITIES[symbolic[2]], opset,
-            Version(*version), rows,
+            Version(*version), rows, bool(symbolic[-1]),
         )  # fmt: skip
         checks = SegmentChecks(self._where, rows, self._segments, {graph.name: used})
         checks.check((binary.stored_constants(),), every=True)
@@ -73,7 +74,7 @@ class SymbolicDecoder(Decoder):
             StitchError: The parts do not fit together.
         """
         (name, _, _, named, rows, guards, inputs, outputs, values, operations, constants,
-         placement) = record  # fmt: skip
+         placement, _) = record  # fmt: skip
         dims = [Dim(size, least, most) for size, least, most, _ in named]
         names = [dim.name for dim in dims]
         listed = expressions_of(rows, names)
@@ -144,11 +145,15 @@ class SymbolicDecoder(Decoder):
             elif not sizes:
                 kept += self._constants(((value, segment),), values, place)
                 used.append(segment)
-            elif kind.data_type is not DataType.INT64 or kind.nbytes != 8 * len(sizes):
+            elif kind.data_type not in (DataType.INT64, DataType.INT32) or math.prod(
+                kind.shape
+            ) != len(sizes):
                 detail = f"{len(sizes)} expressions for {kind.text()}"
                 self._problems.add("constant_length", place, detail)
             else:
-                data: Any = SymbolicData([_at(elements, s, place) for s in sizes], kind.shape)
+                data: Any = SymbolicData(
+                    [_at(elements, s, place) for s in sizes], kind.shape, kind.data_type.dtype
+                )
                 kept.append(Constant(value, data))
         return tuple(kept), tuple(used)
 

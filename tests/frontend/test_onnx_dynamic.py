@@ -126,9 +126,11 @@ def check(proto: Any, dynamic: stitch.DynamicModel, inputs: Mapping[str, Sequenc
         for name, shape in inputs.items()
     }
     sizes = {name: size for name, size in sizes.items() if name in dynamic.program.sizes.dims}
+    stored = stitch.load(dynamic.encode())
     static, expected = dynamic.at(**sizes), stitch.compile(proto, input_shapes=shapes)
     assert static.text() == expected.text()
     assert static.encode() == expected.encode()
+    assert stored.at(**sizes).encode() == expected.encode()
     feeds = {name: drawn(*shape) for name, shape in shapes.items()}
     (theirs,) = session.run(None, feeds)
     np.testing.assert_allclose(np.asarray(dynamic(**feeds)), theirs, rtol=1e-5, atol=1e-5)
