@@ -99,7 +99,7 @@ def compile(
     module: str | Path | Callable[..., Any] | Any,
     example_inputs: Sequence[Any] | Mapping[str, Any] = (),
     *,
-    dynamic_shapes: Mapping[str, Any],
+    dynamic_shapes: Mapping[str, Mapping[int, Dim] | Any],
     **options: Any,
 ) -> DynamicModel: ...
 @overload
@@ -155,7 +155,7 @@ def compile(
     cache: str | Path | CompileCache | None = None,
     parallel: Mapping[str, Any] | None = None,
     devices: int | str | Path | MachineSpecification | None = None,
-    dynamic_shapes: Mapping[str, Any] | None = None,
+    dynamic_shapes: Mapping[str, Mapping[int, Dim] | Any] | None = None,
     **training: Any,
 ) -> CompiledModel | CompiledStages | DynamicModel:
     """Compile a module for a machine.

@@ -121,7 +121,7 @@ def made(case: Case) -> Any:
 def check(proto: Any, dynamic: stitch.DynamicModel, inputs: Mapping[str, Sequence[Any]],
           session: InferenceSession, sizes: Mapping[str, int]) -> None:  # fmt: skip
     """At these sizes: text and bytes of compiling there, and the results of ONNX Runtime."""
-    shapes = {
+    shapes: dict[str, Any] = {
         name: tuple(sizes.get(n, n) if isinstance(n, str) else n for n in shape)
         for name, shape in inputs.items()
     }
