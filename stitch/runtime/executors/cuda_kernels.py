@@ -19,7 +19,7 @@ import torch.nn.functional as functional
 from stitch.ops import RESHAPING, are_in_range, row_numbers, slices_of, windows_of
 from stitch.program import Array, Operation
 from stitch.runtime.executors.executor import Thunk
-from stitch.runtime.executors.torch_executor import CONVOLUTIONS
+from stitch.runtime.executors.torch_executor import CONVOLUTIONS, copy_results, copy_to
 from stitch.runtime.executors.torch_executor import KERNELS as ATEN_KERNELS
 
 
@@ -52,11 +52,14 @@ class TensorCall:
 TensorKernel = Callable[[TensorCall], Sequence[Thunk] | None]
 
 
-def _floating(function: Any) -> TensorKernel:
+def _floating(function: Any, *names: str, **fixed: Any) -> TensorKernel:
+    """Of numbers of one floating-point type, and the attributes of these names."""
+
     def bind(call: TensorCall) -> Sequence[Thunk] | None:
         if not call.is_floating:
             return None
-        return (partial(function, *call.operands, out=call.results[0]),)
+        numbers = [call.attributes[name] for name in names]
+        return (partial(function, *call.operands, *numbers, **fixed, out=call.results[0]),)
 
     return bind
 
@@ -119,10 +122,6 @@ def _shift(call: TensorCall) -> Sequence[Thunk] | None:
 
 def _is_nan(call: TensorCall) -> Sequence[Thunk] | None:
     return (partial(torch.ne, call.operands[0], call.operands[0], out=call.results[0]),)
-
-
-def _relu(call: TensorCall) -> Sequence[Thunk] | None:
-    return (partial(torch.clamp_min, call.operands[0], 0, out=call.results[0]),)
 
 
 def _sign(call: TensorCall) -> Sequence[Thunk] | None:
@@ -228,11 +227,6 @@ def _sort(x: torch.Tensor, axis: int, largest: bool, results: Sequence[torch.Ten
     made = torch.sort(x, dim=axis, descending=largest, stable=True)
     for result, whole in zip(results, made, strict=True):
         result.copy_(whole.narrow(axis, 0, result.shape[axis]))
-
-
-def _put(out: torch.Tensor, function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function without `out=`."""
-    out.copy_(function(*arguments))
 
 
 def _reshape(call: TensorCall) -> Sequence[Thunk] | None:
@@ -436,9 +430,9 @@ def _clip(call: TensorCall) -> Sequence[Thunk] | None:
     return (partial(torch.clamp, x, low, high, out=call.results[0]),)
 
 
-def _logical(function: Any) -> TensorKernel:
+def _of_any_type(function: Any, *numbers: int) -> TensorKernel:
     def bind(call: TensorCall) -> Sequence[Thunk] | None:
-        return (partial(function, *call.operands, out=call.results[0]),)
+        return (partial(function, *call.operands, *numbers, out=call.results[0]),)
 
     return bind
 
@@ -479,10 +473,8 @@ def _normalize_batch(
 ) -> None:
     x, scale, shift, *running = operands
     variance, mean = _over_batch(x)
-    made = torch.native_batch_norm(
-        x, scale, shift, mean, variance, False, 0.0, given["epsilon"]
-    )[0]  # fmt: skip
-    results[0].copy_(made)
+    rest = mean, variance, False, 0.0, given["epsilon"]
+    results[0].copy_(torch.native_batch_norm(x, scale, shift, *rest)[0])
     kept = given["momentum"]
     for result, before, now in zip(results[1:], running, (mean, variance), strict=False):
         result.copy_(before * kept + now * (1 - kept))
@@ -502,12 +494,9 @@ def _put_batch_gradient(
     mean, variance = given if len(given) == 2 and given[0] is not None else (None, None)
     if mean is None or variance is None:
         variance, mean = _over_batch(x)
-    made = torch.ops.aten.native_batch_norm_backward(
-        gradient, x, scale, None, None, mean, torch.rsqrt(variance + epsilon), True, epsilon,
-        [True] * 3,
-    )  # fmt: skip
-    for result, each in zip(results, made, strict=False):
-        result.copy_(each)
+    rest = mean, torch.rsqrt(variance + epsilon), True, epsilon, [True] * 3
+    function = torch.ops.aten.native_batch_norm_backward
+    copy_results(partial(function, gradient, x, scale, None, None, *rest), results)
 
 
 def _group(call: TensorCall) -> Sequence[Thunk] | None:
@@ -516,7 +505,7 @@ def _group(call: TensorCall) -> Sequence[Thunk] | None:
         return None
     groups = call.attributes.get("num_groups", x.shape[1])
     function = partial(torch.group_norm, x, groups, scale, shift, call.attributes["epsilon"])
-    return (partial(_put, call.results[0], function),)
+    return (partial(copy_to, call.results[0], function),)
 
 
 def _root_mean_square(call: TensorCall) -> Sequence[Thunk] | None:
@@ -526,19 +515,8 @@ def _root_mean_square(call: TensorCall) -> Sequence[Thunk] | None:
     shape = x.shape[given["axis"] % x.ndim :]
     if scale.shape != shape:
         return None
-    return (partial(_put, call.results[0], functional.rms_norm, x, shape, scale, given["epsilon"]),)
-
-
-def _activation(*names: str, function: Any, **fixed: Any) -> TensorKernel:
-    """Of one operand and the attributes of these names."""
-
-    def bind(call: TensorCall) -> Sequence[Thunk] | None:
-        if not call.is_floating:
-            return None
-        numbers = [call.attributes[name] for name in names]
-        return (partial(function, call.operands[0], *numbers, **fixed, out=call.results[0]),)
-
-    return bind
+    function = partial(functional.rms_norm, x, shape, scale, given["epsilon"])
+    return (partial(copy_to, call.results[0], function),)
 
 
 def _hard_sigmoid(call: TensorCall) -> Sequence[Thunk] | None:
@@ -552,7 +530,7 @@ def _hard_sigmoid(call: TensorCall) -> Sequence[Thunk] | None:
 
 
 def _windows(call: TensorCall, x: torch.Tensor | None) -> Any:
-    """Return the windows of a pooling; None if PyTorch has no such pooling."""
+    """Return kernel, strides, pads and dilations of a pooling; None if PyTorch has none such."""
     given = call.attributes
     if x is None or x.ndim != 4 or not call.is_floating:
         return None
@@ -561,27 +539,26 @@ def _windows(call: TensorCall, x: torch.Tensor | None) -> Any:
     )
     few = all(2 * pad <= size for pad, size in zip(windows.begin, windows.kernel, strict=True))
     is_plain = windows.begin == windows.end and not any(windows.overhang) and few
-    return windows if is_plain else None
+    sizes = windows.kernel, windows.strides, windows.begin, windows.dilations
+    return sizes if is_plain else None
 
 
 def _max_pool(call: TensorCall) -> Sequence[Thunk] | None:
-    x, windows = call.operands[0], _windows(call, call.operands[0])
-    if windows is None or len(call.results) > 1:
+    x, sizes = call.operands[0], _windows(call, call.operands[0])
+    if sizes is None or len(call.results) > 1:
         return None
     out = call.results[0]
     indices = torch.empty(out.shape, dtype=torch.int64, device=out.device)
     function = torch.ops.aten.max_pool2d_with_indices.out
-    sizes = windows.kernel, windows.strides, windows.begin, windows.dilations
     return (partial(function, x, *sizes, False, out=out, indices=indices),)
 
 
 def _max_pool_gradient(call: TensorCall) -> Sequence[Thunk] | None:
     gradient, x, _ = call.operands
-    windows = _windows(call, x)
-    if windows is None:
+    sizes = _windows(call, x)
+    if sizes is None:
         return None
-    sizes = windows.kernel, windows.strides, windows.begin, windows.dilations, False
-    return (partial(_put_pool_gradient, gradient, x, sizes, call.results[0]),)
+    return (partial(_put_pool_gradient, gradient, x, (*sizes, False), call.results[0]),)
 
 
 def _put_pool_gradient(gradient: Any, x: Any, sizes: Any, out: torch.Tensor) -> None:
@@ -591,13 +568,12 @@ def _put_pool_gradient(gradient: Any, x: Any, sizes: Any, out: torch.Tensor) -> 
 
 
 def _average_pool(call: TensorCall) -> Sequence[Thunk] | None:
-    x, windows = call.operands[0], _windows(call, call.operands[0])
-    if windows is None or max(windows.dilations) > 1:
+    x, sizes = call.operands[0], _windows(call, call.operands[0])
+    if sizes is None or max(sizes[3]) > 1:
         return None
-    sizes = windows.kernel, windows.strides, windows.begin
     counts = bool(call.attributes["count_include_pad"])
     function = torch.ops.aten.avg_pool2d.out
-    return (partial(function, x, *sizes, False, counts, out=call.results[0]),)
+    return (partial(function, x, *sizes[:3], False, counts, out=call.results[0]),)
 
 
 def _mean_of_places(call: TensorCall) -> Sequence[Thunk] | None:
@@ -661,7 +637,7 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
         "Equal": torch.eq, "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Less": torch.lt,
         "LessOrEqual": torch.le,
     }.items()},
-    **{("", op): _logical(function) for op, function in {
+    **{("", op): _of_any_type(function) for op, function in {
         "And": torch.logical_and, "Not": torch.logical_not, "Or": torch.logical_or,
         "Xor": torch.logical_xor,
     }.items()},
@@ -681,7 +657,7 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     ("", "Clip"): _clip,
     ("", "Concat"): _concat,
     ("", "CumSum"): _running_sum,
-    ("", "Elu"): _activation("alpha", function=_ATEN.elu.out),
+    ("", "Elu"): _floating(_ATEN.elu.out, "alpha"),
     ("", "Expand"): _expand,
     ("", "Gather"): _gather,
     ("", "GatherElements"): _gather_elements,
@@ -690,20 +666,20 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     ("", "GlobalAveragePool"): _mean_of_places,
     ("", "GroupNormalization"): _group,
     ("", "HardSigmoid"): _hard_sigmoid,
-    ("", "HardSwish"): _activation(function=_ATEN.hardswish.out),
+    ("", "HardSwish"): _floating(_ATEN.hardswish.out),
     ("", "InstanceNormalization"): _group,
     ("", "IsNaN"): _is_nan,
-    ("", "LeakyRelu"): _activation("alpha", function=_ATEN.leaky_relu.out),
+    ("", "LeakyRelu"): _floating(_ATEN.leaky_relu.out, "alpha"),
     ("", "MatMul"): _matmul,
     ("", "MaxPool"): _max_pool,
-    ("", "Mish"): _activation(function=_ATEN.mish.out),
+    ("", "Mish"): _floating(_ATEN.mish.out),
     ("", "Pad"): _pad,
     ("", "RMSNormalization"): _root_mean_square,
-    ("", "Relu"): _relu,
+    ("", "Relu"): _of_any_type(torch.clamp_min, 0),
     ("", "ScatterElements"): _scatter_elements,
     ("", "ScatterND"): _scatter_rows,
     ("", "Sign"): _sign,
-    ("", "Selu"): _activation("alpha", "gamma", function=_ATEN.elu.out),
+    ("", "Selu"): _floating(_ATEN.elu.out, "alpha", "gamma"),
     ("", "Slice"): _slice,
     ("", "Split"): _split,
     ("", "TopK"): _top,
@@ -726,9 +702,8 @@ IN_PLACE = frozenset((
 
 #: Operators whose kernels read operands with any strides.
 _STRIDED = frozenset((
-    *RESHAPING, "Abs", "Add", "And", "Cast", "Concat", "Div", "Equal", "Exp", "Expand", "Gather",
-    "Greater", "Less", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Relu", "Sigmoid", "Slice",
-    "Split", "Sqrt", "Sub", "Tanh", "Transpose", "Where",
+    *RESHAPING, *IN_PLACE, "And", "Cast", "Concat", "Equal", "Expand", "Gather", "Greater", "Less",
+    "Not", "Or", "Pow", "Sigmoid", "Slice", "Split", "Tanh", "Transpose", "Where",
 ))  # fmt: skip
 
 

@@ -134,16 +134,18 @@ def convolution(
         rest = out, None, *sizes, False, windows.extra, windows.groups, [False, True, False]
         pairs = zip(first.split(samples), second.split(samples), strict=True)
         return [
-            partial(_add_to if index else _copy_to, out, _weight_gradient, gradient, image, *rest)
+            partial(_add_to if index else copy_to, out, _weight_gradient, gradient, image, *rest)
             for index, (image, gradient) in enumerate(pairs)
         ]
     samples, bias = _samples_per_piece(first, out), (*x, None)[2]
     kernel = second, bias, *sizes, op == "ConvTranspose", windows.extra, windows.groups
     pairs = zip(first.split(samples), out.split(samples), strict=True)
-    return [partial(_copy_to, part, _ATEN.convolution, image, *kernel) for image, part in pairs]
+    return [partial(copy_to, part, _ATEN.convolution, image, *kernel) for image, part in pairs]
 
 
 def _samples_per_piece(*images: Any) -> int:
+    if images[0].device.type != "cpu":
+        return len(images[0])  # oneDNN computes on the processor only.
     samples, nbytes = len(images[0]), sum(int(image.nbytes) for image in images)
     pieces = -(-nbytes // PIECE_NBYTES)
     return -(-samples // pieces)
@@ -153,7 +155,7 @@ def _weight_gradient(*operands: Any) -> Any:
     return _ATEN.convolution_backward(*operands)[1]
 
 
-def _copy_to(out: Any, function: Callable[..., Any], *operands: Any) -> None:
+def copy_to(out: Any, function: Callable[..., Any], *operands: Any) -> None:
     """Call a function without an `out=` overload."""
     out.copy_(function(*operands))
 
@@ -234,7 +236,7 @@ def _layer(
         return None
     epsilon = attributes["epsilon"]
     function = partial(_ATEN.native_layer_norm, operand, normalized, scale, shift, epsilon)
-    return (partial(_copy_results, function, results),)
+    return (partial(copy_results, function, results),)
 
 
 def _layer_gradient(
@@ -247,7 +249,7 @@ def _layer_gradient(
         _ATEN.native_layer_norm_backward, gradient, operand, normalized, mean, inverse,
         scale, scale, [True] * 3,
     )  # fmt: skip
-    return (partial(_copy_results, function, results),)
+    return (partial(copy_results, function, results),)
 
 
 def _batch_gradient(
@@ -279,7 +281,7 @@ def _last_pass(
     )  # fmt: skip
 
 
-def _copy_results(function: Callable[[], Sequence[Any]], outputs: Sequence[Any]) -> None:
+def copy_results(function: Callable[[], Sequence[Any]], outputs: Sequence[Any]) -> None:
     """Copy a function's results; its `out=` overload copies too, and is slower by a quarter."""
     for output, result in zip(outputs, function(), strict=False):
         output.copy_(result)
