@@ -431,6 +431,7 @@ def _compiled_for_training(
             config = AlgorithmConfig(algorithm, loss, optimizer, how)
             found = optimize(model, devices, SimulatedTime(), config)
             chosen, recompute = found.parallel, found.solution.recompute
+            devices = found.specification
             how = replace(how, accumulation_steps=chosen.micro_batches, recompute=recompute)
         model = replace(model, values={**model.values, **state})
         stages = compile_stages(

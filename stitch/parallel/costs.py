@@ -12,18 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from stitch.compiler import cut_names
 from stitch.errors import UsageError
 from stitch.graph import ComputationGraph
 from stitch.linker import choose_scratch
-from stitch.machine import Machine, room_per_bank
+from stitch.machine import Machine
 from stitch.mesh import MachineSpecification
-from stitch.program import InputKind, Layout, OperationList, Space, TensorDesc, ValueType
+from stitch.parallel.stage_memory import StageMemory, saved_types, types
+from stitch.program import InputKind, OperationList, Space
 from stitch.training import (
-    KEPT_KINDS,
-    LOSS,
     CostEstimator,
     Loss,
     Optimizer,
@@ -33,14 +32,12 @@ from stitch.training import (
     Trainable,
     TrainingOptions,
     home_space,
-    is_rate,
     stage_graph,
     stages_of,
 )
 
 #: Segments at most; a graph with more places to cut is cut at the narrowest of them.
 MAX_SEGMENTS = 64
-_SAVED = "saved."
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +59,6 @@ class StageCost:
     arriving: float
     returning: float
     update: float
-
-
-#: A memory space, and bytes per bank.
-_Room: TypeAlias = tuple[Space, int]
 
 
 class _Seconds(NamedTuple):
@@ -112,6 +105,8 @@ class SegmentCosts:
         self.staged: StagedGraphs = stages_of(model, loss, optimizer, saving, self.cuts)
         segments = self.staged.stages
         self.count = len(segments)
+        self.memory = StageMemory(segments, self.graph, options.spaces, options.recompute)
+        self._training = model, loss, optimizer, options
         #: Values that backward passes read, which are in the home space.
         self._read_back = {
             slot.name for segment in segments if segment.backward
@@ -121,7 +116,6 @@ class SegmentCosts:
         self._seconds: dict[tuple[Machine, Space], list[_Seconds]] = {}
         #: Where the scratch of the whole graph is: packing it takes long.
         self._scratch_spaces: dict[Machine, Space] = {}
-        self._memory: dict[Machine, dict[tuple[int, int], tuple[dict[Space, int], ...]]] = {}
         self._moves: dict[tuple[str, str, int], float] = {}
         self._costs: dict[tuple[object, ...], StageCost] = {}
         #: Links that a plan would need and the specification does not describe.
@@ -248,7 +242,7 @@ class SegmentCosts:
         kept = saved | gradients | {
             slot.name for slot in segment.forward.inputs if slot.kind is not InputKind.ACTIVATION
         }  # fmt: skip
-        slots = [*_types(segment.forward), *(_types(segment.backward) if segment.backward else ())]
+        slots = [*types(segment.forward), *(types(segment.backward) if segment.backward else ())]
         inside = {name: near for name in slots if name not in kept} | dict(self.spaces)
 
         def seconds(graph: ComputationGraph | None) -> float:
@@ -278,18 +272,18 @@ class SegmentCosts:
             copies: dict[str, int] = {}
             for index in range(first, self.count):
                 segment = segments[index]
-                types = _types(segment.forward)
+                kinds = types(segment.forward)
                 arriving |= {
-                    each.slot: types[each.slot].nbytes
+                    each.slot: kinds[each.slot].nbytes
                     for each in segment.arriving if each.source < first
                 }  # fmt: skip
                 copies |= {
-                    slot.name: types[slot.name].nbytes for slot in segment.forward.inputs
+                    slot.name: kinds[slot.name].nbytes for slot in segment.forward.inputs
                     if self._homes.get(slot.name, index) < first
                 }  # fmt: skip
                 gradients |= {p.gradient: p.type.nbytes for p in segment.parameters}
                 # The gradient of a value that an earlier part makes goes back, once.
-                backward = _types(segment.backward) if segment.backward else {}
+                backward = types(segment.backward) if segment.backward else {}
                 returning |= {
                     name: kind.nbytes for name, kind in backward.items()
                     if name.removesuffix(".grad") in arriving.keys() | copies.keys()
@@ -307,127 +301,34 @@ class SegmentCosts:
         for first in range(self.count):
             sizes: dict[str, int] = {}
             for index in range(first, self.count):
-                kinds = _saved(self.staged.stages[index])
-                sizes |= {n.removeprefix(_SAVED): kind.nbytes for n, kind in kinds.items()}
+                kinds = saved_types(self.staged.stages[index])
+                sizes |= {name: kind.nbytes for name, kind in kinds.items()}
                 found[first, index + 1] = sum(sizes.values())
         return found
 
     # -- memory ------------------------------------------------------------------------------------
 
-    def needed(
-        self, first: int, end: int, machine: Machine, micro_batches: int
-    ) -> dict[Space, int]:
-        """Return the bytes per bank by space that a stage needs on a machine.
+    def check_memory(
+        self, stages: Sequence[tuple[int, int]], machines: Sequence[Sequence[Machine]],
+        waiting: Sequence[int],
+    ) -> bool:  # fmt: skip
+        """Return whether stages fit, of which those that may not are compiled.
 
         Args:
-            micro_batches: Those whose saved values wait for their backward pass at once.
+            machines: Those of the replicas of each stage.
+            waiting: The micro-batches whose values each stage saves at once.
         """
-        if machine not in self._memory:
-            self._memory[machine] = self._bytes_of_all(machine)
-        persistent, saved = self._memory[machine][first, end]
-        return {space: n + micro_batches * saved[space] for space, n in persistent.items()}
-
-    def fits(self, first: int, end: int, machine: Machine, micro_batches: int) -> bool:
-        """Return whether a stage fits each space of a machine."""
-        needed = self.needed(first, end, machine, micro_batches)
-        return all(n <= machine.shape.space(space).capacity for space, n in needed.items())
-
-    def _bytes_of_all(
-        self, machine: Machine
-    ) -> dict[tuple[int, int], tuple[dict[Space, int], ...]]:
-        home = home_space(machine)
-        found: dict[tuple[int, int], tuple[dict[Space, int], ...]] = {}
-        sizes: dict[tuple[ValueType, Space], int] = {}
-
-        def size(name: str, kind: ValueType) -> _Room:
-            space = self.spaces.get(name, home)
-            if (kind, space) not in sizes:
-                desc = TensorDesc(kind.shape, Layout(kind.data_type, space))
-                sizes[kind, space] = room_per_bank(desc, machine.shape)
-            return space, sizes[kind, space]
-
-        def total(*groups: Mapping[str, _Room]) -> dict[Space, int]:
-            sums = dict.fromkeys(machine.shape.spaces, 0)
-            for group in groups:
-                for space, nbytes in group.values():
-                    sums[space] += nbytes
-            return sums
-
-        persistent = [
-            {name: size(name, kind) for name, kind in _persistent(segment).items()}
-            for segment in self.staged.stages
-        ]
-        saved = [
-            {n.removeprefix(_SAVED): size(n, kind) for n, kind in _saved(segment).items()}
-            for segment in self.staged.stages
-        ]
-        passing = [
-            total({name: size(name, kind) for name, kind in _passing(segment).items()})
-            for segment in self.staged.stages
-        ]
-        batch = {slot.name for slot in self.graph.inputs if slot.kind not in KEPT_KINDS}
-
-        def entering_at(segment: Stage[ComputationGraph], first: int) -> dict[str, _Room]:
-            """Return what a segment reads from before a stage that begins at `first`."""
-            kinds = _types(segment.forward)
-            names = {v.slot for v in segment.arriving if v.source < first}
-            return {n: size(n, kinds[n]) for n in kinds if n in names or n in batch}
-
-        for first in range(self.count):
-            entering: dict[str, _Room] = {}
-            kept: dict[str, _Room] = {}
-            waiting: dict[str, _Room] = {}
-            most = dict.fromkeys(machine.shape.spaces, 0)
-            for index in range(first, self.count):
-                kept |= persistent[index]
-                waiting |= saved[index]
-                entering |= entering_at(self.staged.stages[index], first)
-                most = {space: max(n, passing[index][space]) for space, n in most.items()}
-                needed = {space: n + most[space] for space, n in total(kept).items()}
-                if self.recompute != "all":
-                    found[first, index + 1] = needed, total(waiting)
-                    continue
-                # Micro-batches save what enters the stage; what one of them recomputes is beside.
-                again = total(waiting)
-                needed = {space: n + again[space] for space, n in needed.items()}
-                found[first, index + 1] = needed, total(entering)
-        return found
-
-
-def _types(graph: ComputationGraph) -> dict[str, ValueType]:
-    """Return the types of inputs and outputs by name."""
-    kinds = {slot.name: graph.input_type(i) for i, slot in enumerate(graph.inputs)}
-    return kinds | {slot.name: graph.output_type(i) for i, slot in enumerate(graph.outputs)}
-
-
-def _persistent(segment: Stage[ComputationGraph]) -> dict[str, ValueType]:
-    """Return the tensors that stay between steps, and the sums of gradients, by name."""
-    found = {p.gradient: p.type for p in segment.parameters}
-    for graph in filter(None, (segment.forward, segment.update)):
-        for i, slot in enumerate(graph.inputs):
-            if slot.kind in KEPT_KINDS and not is_rate(slot.name):
-                found[slot.name] = graph.input_type(i)
-    return found
-
-
-def _saved(segment: Stage[ComputationGraph]) -> dict[str, ValueType]:
-    """Return the tensors of a micro-batch that backward reads, by name."""
-    if segment.backward is None:
-        return {}
-    gradients = {each.slot for each in segment.returning}
-    return {
-        slot.name: segment.backward.input_type(i)
-        for i, slot in enumerate(segment.backward.inputs)
-        if slot.kind not in KEPT_KINDS and slot.name not in gradients
-        and not slot.name.endswith(".grad")
-    }  # fmt: skip
-
-
-def _passing(segment: Stage[ComputationGraph]) -> dict[str, ValueType]:
-    """Return the other tensors of the programs of a segment, by name."""
-    skipped = _persistent(segment).keys() | _saved(segment).keys()
-    graphs = (segment.forward, segment.loss, segment.backward)
-    return {
-        name: kind for graph in graphs if graph for name, kind in _types(graph).items()
-        if name not in skipped and name != LOSS
-    }  # fmt: skip
+        unsure = [
+            (k, machine) for k, (first, end) in enumerate(stages)
+            for machine in dict.fromkeys(machines[k])
+            if not self.memory.is_sure(first, end, machine, waiting[k])
+        ]  # fmt: skip
+        if unsure:
+            ends = [self.cuts[end - 1] for _, end in stages[:-1]]
+            staged = stages_of(*self._training, ends).stages
+            for k, machine in unsure:
+                self.memory.compile(*stages[k], machine, staged[k])
+        return all(
+            self.memory.fits(first, end, machine, waiting[k])
+            for k, (first, end) in enumerate(stages) for machine in machines[k]
+        )  # fmt: skip

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -14,10 +15,11 @@ from stitch.graph import ComputationGraph
 from stitch.html_table import html_table
 from stitch.machine import Machine
 from stitch.mesh import MachineSpecification, ParallelOptions, specification_of
+from stitch.parallel.assignments import different, exchanges, orders
 from stitch.parallel.costs import SegmentCosts
 from stitch.parallel.division import TensorMapping, can_replicate, replicated, tensor_mapping
 from stitch.parallel.parallel_graph import ParallelComputationGraph
-from stitch.parallel.plans import Plan, best_stages, saved_sets, shapes_of
+from stitch.parallel.plans import Plan, best_stages, shapes_of
 from stitch.program import InputKind, Space
 from stitch.training import (
     KEPT_KINDS,
@@ -70,11 +72,17 @@ class SearchResult:
 
     @property
     def parallel(self) -> ParallelOptions:
-        """The options with which `stitch.compile(parallel=...)` trains by this plan."""
+        """The options with which `stitch.compile(parallel=..., devices=result.specification)`
+        trains by this plan."""
         chosen = self.solution
         return ParallelOptions(
             chosen.cuts or 1, chosen.schedule, chosen.replicas, chosen.micro_batches
         )
+
+    @property
+    def specification(self) -> MachineSpecification:
+        """The machine specification with its devices in the order of the plan."""
+        return self.plan.specification
 
     def text(self) -> str:
         """Return the best plan of each number of replicas and stages, fastest first."""
@@ -199,8 +207,7 @@ def _search(
     asked = config.options
     steps = asked.accumulation_steps if asked.accumulation_steps > 1 else count
     kinds = ("none", "all") if asked.recompute == "none" else (asked.recompute,)
-    candidates: list[Candidate] = []
-    best: Plan | None = None
+    wanted: list[_Kind] = []
     searched: list[SegmentCosts] = []
     for recompute in kinds:
         options = replace(asked, recompute=recompute, accumulation_steps=steps)
@@ -216,33 +223,93 @@ def _search(
                     f"graph {model.graph.name!r} has no replicas: forward replaces a state, or a "
                     "value of the batch has no axis", remedy="algorithm='pipeline'",
                 )  # fmt: skip
-        for replicas, stages, schedule in shapes:
-            plan = best_stages(costs, stages, replicas, schedule, steps)
-            seconds = None if plan is None else plan.seconds
-            candidates.append(Candidate(replicas, stages, schedule, recompute, seconds))
-            if plan is not None and (best is None or plan.seconds < best.seconds):
-                best = plan
+        wanted += [_Kind(costs, *shape, steps) for shape in shapes]
+    best, candidates = _fastest(wanted)
     if best is None:
         raise _refusal(searched[-1], shapes, steps, config)
     pcg = replicated(best.costs.graph, best.replicas)
-    candidates.sort(key=lambda one: (one.seconds is None, one.seconds or 0.0))
     solution = SearchSolution(
         config.algorithm, best.costs.recompute, best.cuts, best.replicas, best.schedule, steps
     )
     return SearchResult(
-        pcg, tensor_mapping(pcg, best), solution, _cost_values(best), tuple(candidates), best
+        pcg, tensor_mapping(pcg, best), solution, _cost_values(best), candidates, best
     )
+
+
+class _Kind(NamedTuple):
+    """A kind of plan: numbers of replicas and stages, the schedule, and the recomputation."""
+
+    costs: SegmentCosts
+    replicas: int
+    stages: int
+    schedule: str
+    micro_batches: int
+
+    def best(self, *, within_memory: bool = True) -> Plan | None:
+        """Return the fastest plan of all orders of devices that are tried."""
+        specification, best = self.costs.specification, None
+
+        def consider(order: Sequence[str]) -> bool:
+            nonlocal best
+            limit = math.inf if best is None else best.seconds
+            plan = best_stages(
+                self.costs, self.stages, self.replicas, self.schedule, self.micro_batches, limit,
+                order=order, within_memory=within_memory,
+            )  # fmt: skip
+            best = plan or best
+            return plan is not None
+
+        for order in orders(specification, self.replicas * self.stages):
+            consider(order)
+        while best is not None and any(
+            consider(order)
+            for order in different(
+                specification, [best.order, *exchanges(specification, best.order)]
+            )
+            if order != best.order
+        ):
+            pass
+        return best
+
+
+def _fastest(kinds: Sequence[_Kind]) -> tuple[Plan | None, tuple[Candidate, ...]]:
+    """Return the fastest plan whose programs fit, and the best of each kind, fastest first.
+
+    The bound of memory is never too high, so a plan that is compiled and does not fit is followed
+    by the best of its kind with what is known then.
+    """
+    plans = [kind.best() for kind in kinds]
+    while True:
+        found = [i for i, plan in enumerate(plans) if plan is not None]
+        first = min(found, key=lambda i: _seconds(plans[i]), default=None)
+        best = None if first is None else plans[first]
+        if best is None or first is None:
+            break
+        if best.costs.check_memory(best.stages, best.machines, best.waiting):
+            break
+        plans[first] = kinds[first].best()
+    candidates = [
+        Candidate(
+            kind.replicas, kind.stages, kind.schedule, kind.costs.recompute,
+            None if plan is None else plan.seconds,
+        )
+        for kind, plan in zip(kinds, plans, strict=True)
+    ]  # fmt: skip
+    candidates.sort(key=lambda one: (one.seconds is None, one.seconds or 0.0))
+    return best, tuple(candidates)
+
+
+def _seconds(plan: Plan | None) -> float:
+    return math.inf if plan is None else plan.seconds
 
 
 def _needed(plan: Plan) -> list[tuple[str, Machine, dict[Space, int]]]:
     """Return what each device of a plan needs, in bytes per bank by space."""
-    found, share = [], plan.micro_batches // plan.replicas
-    for k, (first, end) in enumerate(plan.stages):
-        waiting = saved_sets(plan.schedule, len(plan.ends) - 1 - k, share)
-        for device in plan.devices(k):
-            machine = plan.costs.specification.devices[device].machine
-            found.append((device, machine, plan.costs.needed(first, end, machine, waiting)))
-    return found
+    return [
+        (device, machine, plan.costs.memory.needed(first, end, machine, plan.waiting[k]))
+        for k, (first, end) in enumerate(plan.stages)
+        for device, machine in zip(plan.devices(k), plan.machines[k], strict=True)
+    ]
 
 
 def _cost_values(plan: Plan) -> CostValues:
@@ -262,7 +329,7 @@ def _refusal(
     name = f"graph {costs.graph.name!r} on {costs.specification.name!r}"
     # The plan with the most stages needs least on each device.
     replicas, stages, schedule = max(shapes, key=lambda shape: shape[1] - (shape[2] == "gpipe"))
-    plan = best_stages(costs, stages, replicas, schedule, steps, within_memory=False)
+    plan = _Kind(costs, replicas, stages, schedule, steps).best(within_memory=False)
     if plan is None:
         links = ", ".join(f"{a} -> {b}" for a, b in sorted(costs.missing_links))
         return UsageError(

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from stitch.machine import Machine
 from stitch.mesh import MachineSpecification
 from stitch.parallel.costs import SegmentCosts, StageCost
 
@@ -33,6 +34,7 @@ class Plan:
 
     Attributes:
         costs: The segments of the stages, with the kind of recomputation.
+        order: The names of the devices: those of each replica follow one another.
         ends: The segment after each stage.
         replicas: Copies of all stages.
         schedule: `1f1b` or `gpipe`.
@@ -41,6 +43,7 @@ class Plan:
     """
 
     costs: SegmentCosts
+    order: tuple[str, ...]
     ends: tuple[int, ...]
     replicas: int
     schedule: str
@@ -59,15 +62,34 @@ class Plan:
 
     def devices(self, stage: int) -> tuple[str, ...]:
         """Return the device of a stage in each replica."""
-        return devices_of(self.costs.specification, self.replicas, len(self.ends), stage)
+        return devices_of(self.order, self.replicas, len(self.ends), stage)
+
+    @property
+    def specification(self) -> MachineSpecification:
+        """The machine specification with its devices in the order of the plan."""
+        whole = self.costs.specification
+        names = dict.fromkeys([*self.order, *whole.devices])
+        return replace(whole, devices={name: whole.devices[name] for name in names})
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """The micro-batches whose values each stage saves at once."""
+        share, count = self.micro_batches // self.replicas, len(self.ends)
+        return tuple([saved_sets(self.schedule, count - 1 - k, share) for k in range(count)])
+
+    @property
+    def machines(self) -> tuple[tuple[Machine, ...], ...]:
+        """The machines of the replicas of each stage."""
+        entries = self.costs.specification.devices
+        return tuple([
+            tuple([entries[device].machine for device in self.devices(k)])
+            for k in range(len(self.ends))
+        ])  # fmt: skip
 
 
-def devices_of(
-    specification: MachineSpecification, replicas: int, stages: int, stage: int
-) -> tuple[str, ...]:
+def devices_of(order: Sequence[str], replicas: int, stages: int, stage: int) -> tuple[str, ...]:
     """Return the device of a stage in each replica: each replica has consecutive devices."""
-    names = list(specification.devices)
-    return tuple([names[replica * stages + stage] for replica in range(replicas)])
+    return tuple([order[replica * stages + stage] for replica in range(replicas)])
 
 
 class _Terms(NamedTuple):
@@ -104,28 +126,32 @@ def _extended(
 
 
 def plan_seconds(
-    costs: SegmentCosts, ends: Sequence[int], replicas: int, schedule: str, micro_batches: int
-) -> float:
+    costs: SegmentCosts, ends: Sequence[int], replicas: int, schedule: str, micro_batches: int,
+    order: Sequence[str] | None = None,
+) -> float:  # fmt: skip
     """Return the estimated seconds of a step of a plan, whether or not it fits in memory.
 
     Args:
         ends: The segment after each stage.
         micro_batches: Those of a step, of all replicas together.
+        order: The names of the devices; by default those of the specification.
     """
+    order = tuple(costs.specification.devices) if order is None else order
     terms, share = _Terms(0.0, 0.0, 0.0, 0.0), micro_batches // replicas
     starts = (0, *ends)
     for k in reversed(range(len(ends))):
-        stage = costs.stage(starts[k], ends[k], *_places(costs, replicas, len(ends), k))
+        stage = costs.stage(starts[k], ends[k], *_places(order, replicas, len(ends), k))
         terms = _extended(terms, stage, len(ends) - 1 - k, schedule, share)
     return terms.seconds(share)
 
 
-def _places(costs: SegmentCosts, replicas: int, stages: int, stage: int) -> list[tuple[str, ...]]:
+def _places(
+    order: Sequence[str], replicas: int, stages: int, stage: int
+) -> list[tuple[str, ...]]:  # fmt: skip
     """Return the devices of a stage, and of the one before."""
     return [
-        devices_of(costs.specification, replicas, stages, k) if k >= 0 else ()
-        for k in (stage, stage - 1)
-    ]
+        devices_of(order, replicas, stages, k) if k >= 0 else () for k in (stage, stage - 1)
+    ]  # fmt: skip
 
 
 def saved_sets(schedule: str, following: int, micro_batches: int) -> int:
@@ -140,20 +166,22 @@ class _Label(NamedTuple):
 
 def best_stages(
     costs: SegmentCosts, stages: int, replicas: int, schedule: str, micro_batches: int,
-    limit: float = math.inf, *, within_memory: bool = True,
+    limit: float = math.inf, *, order: Sequence[str] | None = None, within_memory: bool = True,
 ) -> Plan | None:  # fmt: skip
     """Return the fastest plan with so many stages and replicas, None if none fits in memory.
 
     Args:
+        order: The names of the devices; by default those of the specification.
         limit: Plans that take at least as many seconds are left out.
         within_memory: Whether each stage must fit its devices.
     """
     share, count = micro_batches // replicas, costs.count
+    order = tuple(costs.specification.devices) if order is None else tuple(order)
     #: By the first segment: the undominated plans from there to the end.
     labels: dict[int, list[_Label]] = {count: [_Label(_Terms(0.0, 0.0, 0.0, 0.0), ())]}
     for k in reversed(range(stages)):
         following = stages - 1 - k
-        places = _places(costs, replicas, stages, k)
+        places = _places(order, replicas, stages, k)
         machines = dict.fromkeys(
             costs.specification.devices[device].machine for device in places[0]
         )
@@ -165,9 +193,9 @@ def best_stages(
                 if end <= first:
                     continue
                 if within_memory and not all(
-                    costs.fits(first, end, machine, waiting) for machine in machines
+                    costs.memory.fits(first, end, machine, waiting) for machine in machines
                 ):
-                    break
+                    continue
                 stage = costs.stage(first, end, *places)
                 for terms, ends in labels[end]:
                     longer = _extended(terms, stage, following, schedule, share)
@@ -180,7 +208,8 @@ def best_stages(
     if best is None:
         return None
     seconds = best.terms.seconds(share)
-    return Plan(costs, best.ends, replicas, schedule, micro_batches, seconds)
+    used = order[: replicas * stages]
+    return Plan(costs, used, best.ends, replicas, schedule, micro_batches, seconds)
 
 
 def _undominated(labels: Sequence[_Label]) -> Iterator[_Label]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from stitch.machine import Machine
 from stitch.mesh import MachineSpecification
 from stitch.mesh.specification import Link
 from stitch.parallel import ParallelComputationGraph, SearchResult, simulate_plan
+from stitch.parallel.assignments import exchanges, orders
 from stitch.program import OperationList
 from stitch.training import (
     AlgorithmConfig,
@@ -24,11 +26,13 @@ from stitch.training import (
     SimulatedTime,
     TrainingOptions,
     check_algorithm,
+    compile_stage,
     loss_of,
     optimize,
+    stages_of,
 )
 from tests.support.stitched_models import tiny
-from tests.support.training.drawn_plans import all_seconds, drawn_case
+from tests.support.training.drawn_plans import drawn_case, least_seconds
 from tests.support.training.staged_models import MODELS, attention, drawn_batches, mlp, model_of
 
 PLANS = pytest.mark.campaign("plans")
@@ -43,7 +47,7 @@ def config(algorithm: str = "search", steps: int = 1, **options: Any) -> Algorit
 def check_against_brute_force(seed: int) -> bool:
     """Check one drawn case; return whether some plan fits."""
     case = drawn_case(seed)
-    least = min(all_seconds(case))
+    least = least_seconds(case)
     wanted = config(steps=case.options.accumulation_steps)
     if math.isinf(least):
         with pytest.raises(OutOfMemoryError, match=r"needs .* are free"):
@@ -55,7 +59,7 @@ def check_against_brute_force(seed: int) -> bool:
 
 
 def test_the_search_equals_brute_force() -> None:
-    assert {check_against_brute_force(seed) for seed in (2, 6)} == {True, False}
+    assert {check_against_brute_force(seed) for seed in (2, 17)} == {True, False}
 
 
 @PLANS
@@ -154,6 +158,54 @@ def test_more_memory_per_stage_makes_a_plan_possible() -> None:
     found = optimize(graph, MachineSpecification.of(4, small), SimulatedTime(), config(steps=4))
     assert len(found.solution.cuts) > 0
     assert found.cost_values.home_nbytes <= small.shape.space(stitch.Space.DRAM).capacity * 2
+
+
+def test_a_found_plan_fits_with_the_slots_and_scratch_of_its_updates() -> None:
+    """Updates have their results beside parameters and states, and scratch."""
+    graph = mlp(depth=2, width=32, batch=4)
+    specification = MachineSpecification.of(2, tiny(dram_nbytes=24576))
+    plan = optimize(graph, specification, SimulatedTime(), config(steps=2)).plan
+    assert len(plan.ends) == 2
+    options = TrainingOptions(accumulation_steps=2, recompute=plan.costs.recompute)
+    for stage in stages_of(
+        model_of(graph), loss_of("mse"), stitch.Adam(), options, plan.cuts
+    ).stages:
+        compile_stage(stage, plan.machines[0][0])
+    with pytest.raises(OutOfMemoryError, match="does not fit dram"):
+        compile_stage(
+            stages_of(model_of(graph), loss_of("mse"), stitch.Adam(), options, 1).stages[0],
+            plan.machines[0][0],
+        )
+
+
+def test_devices_take_the_places_that_their_machines_and_links_are_good_for() -> None:
+    """The second device of the file is behind slow links; the first is the slower one of a pair."""
+    entry = MachineSpecification.of(1, "tiny").devices["device0"]
+    names = ("a", "b", "c", "d")
+    links = tuple([
+        Link(x, y, 1e-9 if {x, y} == {"a", "d"} else 1.0, 1e13)
+        for x in names for y in names if x != y
+    ])  # fmt: skip
+    specification = MachineSpecification("one fast link", dict.fromkeys(names, entry), links)
+    found = optimize(SMALL, specification, SimulatedTime(), config("pipeline", 8, recompute="all"))
+    assert set(found.plan.order) == {"a", "d"}
+    assert list(found.specification.devices)[:2] == list(found.plan.order)
+    assert {d for place in found.tensor_mapping.values() for d in place.devices} == {"a", "d"}
+
+
+def test_more_devices_are_ordered_by_chains_of_fast_links_and_exchanges() -> None:
+    entry = MachineSpecification.of(1, "tiny").devices["device0"]
+    names = [f"d{i}" for i in range(7)]
+    ring = [names[i] for i in (0, 3, 6, 2, 5, 1, 4)]
+    near = {frozenset(pair) for pair in pairwise(ring)}
+    links = tuple([
+        Link(x, y, 1e-9 if {x, y} in near else 1e-3, 1e13) for x in names for y in names if x != y
+    ])  # fmt: skip
+    specification = MachineSpecification("ring", dict.fromkeys(names, entry), links)
+    assert tuple(ring) in orders(specification, 7)
+    assert len(orders(specification, 7)) <= 8
+    swapped = set(exchanges(specification, tuple(ring[:2])))
+    assert len(swapped) == 1 + 2 * 5 and (ring[1], ring[0]) in swapped
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
 
 import stitch
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
-from stitch.machine import Machine
 from stitch.mesh import MachineSpecification
 from stitch.mesh.specification import DeviceEntry, Link
 from stitch.parallel import SegmentCosts
@@ -81,35 +80,54 @@ def drawn_case(seed: int) -> Case:
     return Case(model_of(graph, seed), specification, TrainingOptions(accumulation_steps=steps))
 
 
-def all_seconds(case: Case) -> Iterator[float]:
-    """Yield the seconds of each plan that fits: all recomputations, replicas, cuts, schedules."""
-    names = list(case.specification.devices)
+def all_plans(case: Case) -> Iterator[tuple[float, SegmentCosts, Any]]:
+    """Yield all plans, whether or not they fit: seconds, costs, and what `check_memory` takes."""
     steps = case.options.accumulation_steps
     for recompute in ("none", "all"):
         costs = case.costs(recompute)
-        for replicas in range(1, len(names) + 1):
-            if steps % replicas:
-                continue
-            for stages in range(1, min(len(names) // replicas, costs.count) + 1):
-                for inner in combinations(range(1, costs.count), stages - 1):
-                    ends = (*inner, costs.count)
-                    rows = [names[r * stages : (r + 1) * stages] for r in range(replicas)]
-                    for schedule in ("1f1b", "gpipe"):
-                        yield _seconds(costs, ends, rows, schedule, steps // replicas)
+        for names in permutations(case.specification.devices):
+            yield from _plans_of(costs, names, steps)
+
+
+def _plans_of(
+    costs: SegmentCosts, names: Sequence[str], steps: int
+) -> Iterator[tuple[float, SegmentCosts, Any]]:  # fmt: skip
+    for replicas in range(1, len(names) + 1):
+        if steps % replicas:
+            continue
+        for stages in range(1, min(len(names) // replicas, costs.count) + 1):
+            for inner in combinations(range(1, costs.count), stages - 1):
+                ends = (*inner, costs.count)
+                rows = [names[r * stages : (r + 1) * stages] for r in range(replicas)]
+                for schedule in ("1f1b", "gpipe"):
+                    n = steps // replicas
+                    waiting = [
+                        n if schedule == "gpipe" else min(n, stages - k) for k in range(stages)
+                    ]
+                    machines = [
+                        [costs.specification.devices[row[k]].machine for row in rows]
+                        for k in range(stages)
+                    ]
+                    memory = list(zip((0, *ends), ends, strict=False)), machines, waiting
+                    yield _seconds(costs, ends, rows, schedule, n), costs, memory
+
+
+def least_seconds(case: Case) -> float:
+    """Return the seconds of the fastest plan whose stages fit as they are compiled."""
+    for seconds, costs, memory in sorted(all_plans(case), key=lambda plan: plan[0]):
+        if math.isinf(seconds):
+            break
+        if costs.check_memory(*memory):
+            return seconds
+    return math.inf
 
 
 def _seconds(
-    costs: SegmentCosts, ends: tuple[int, ...], rows: list[list[str]], schedule: str, n: int
+    costs: SegmentCosts, ends: tuple[int, ...], rows: Sequence[Sequence[str]], schedule: str, n: int
 ) -> float:
-    """Return the seconds of a plan by the formula, infinite if a stage does not fit."""
+    """Return the seconds of a plan by the formula, whether or not it fits."""
     count, stages = len(ends), []
     for k, (first, end) in enumerate(zip((0, *ends), ends, strict=False)):
-        waiting = n if schedule == "gpipe" else min(n, count - k)
-        for row in rows:
-            machine: Machine = costs.specification.devices[row[k]].machine
-            needed = costs.needed(first, end, machine, waiting)
-            if any(b > machine.shape.space(s).capacity for s, b in needed.items()):
-                return math.inf
         before = [row[k - 1] for row in rows] if k else []
         stages.append(costs.stage(first, end, [row[k] for row in rows], before))
     once = sum(s.forward + s.backward + s.arriving + s.returning for s in stages)
