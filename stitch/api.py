@@ -188,7 +188,7 @@ def compile(
         cache: A folder or `CompileCache` for compiled programs.
         parallel: With `optimizer` and `loss`, train in stages on several devices: a mapping of the
             fields of `stitch.mesh.ParallelOptions` (`stages`, `schedule`, `replicas`,
-            `micro_batches`, `chunks`).
+            `micro_batches`, `chunks`, `tensor`, `divide`).
         devices: With `parallel` or `algorithm`, a machine specification, its YAML file, or a number
             of devices of machine `target` (default with `parallel`: as many as needed).
         dynamic_shapes: Named sizes of the inputs of a function, an ONNX model or a torch module: by
@@ -434,9 +434,15 @@ def _compiled_for_training(
             devices = found.specification
             how = replace(how, accumulation_steps=chosen.micro_batches, recompute=recompute)
         model = replace(model, values={**model.values, **state})
+        divided = None
+        if chosen.tensor > 1:
+            from stitch.parallel import divided_stages
+
+            divided = divided_stages(model, loss, optimizer, how, chosen)
         stages = compile_stages(
-            model, loss, optimizer, how, chosen, machine if devices is None else devices, executor
-        )
+            model, loss, optimizer, how, chosen, machine if devices is None else devices, executor,
+            divided,
+        )  # fmt: skip
         return replace(stages, search_result=found)
     reader = ModelReader(TrainableSource(graph, *source), placement, trained)
     training = compile_model(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
+    from stitch.mesh.divided_stages import DividedStages, Shards
     from stitch.mesh.dry_runs import DryRun, dry_run
     from stitch.mesh.mesh import Mesh, MeshGraph, RemoteTensor, open_mesh
     from stitch.mesh.pieces import Piece, pieces_of
@@ -29,6 +30,7 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
+            "divided_stages": "DividedStages Shards",
             "dry_runs": "DryRun dry_run",
             "mesh": "Mesh MeshGraph RemoteTensor open_mesh",
             "pieces": "Piece pieces_of",
@@ -41,8 +43,8 @@ else:
     )
 
 __all__ = [
-    "CompiledStages", "DryRun", "MachineSpecification", "Mesh", "MeshGraph", "ParallelOptions",
-    "Piece", "RemoteTensor", "StagedTraining", "Step", "Timeline", "compile_stages", "dry_run",
-    "mesh_json_schema", "open_mesh", "pieces_of", "schedule", "simulate", "specification_of",
-    "trace_bytes", "wall_tracks",
+    "CompiledStages", "DividedStages", "DryRun", "MachineSpecification", "Mesh", "MeshGraph",
+    "ParallelOptions", "Piece", "RemoteTensor", "Shards", "StagedTraining", "Step", "Timeline",
+    "compile_stages", "dry_run", "mesh_json_schema", "open_mesh", "pieces_of", "schedule",
+    "simulate", "specification_of", "trace_bytes", "wall_tracks",
 ]  # fmt: skip

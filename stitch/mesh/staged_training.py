@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +33,7 @@ from stitch.argument_kinds import (
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine
 from stitch.mesh.client import Entry, MeshClient, RemoteValue
+from stitch.mesh.divided_stages import DividedSlots, DividedStages, Shards
 from stitch.mesh.mesh import Mesh, one_at_a_time, open_mesh
 from stitch.mesh.messages import to_wire
 from stitch.mesh.schedules import Action, Schedule, schedule, schedule_text
@@ -74,6 +75,8 @@ class ParallelOptions:
         replicas: Copies of all stages, each with its share of the micro-batches.
         micro_batches: The micro-batches of a step, of all replicas together.
         chunks: Stages per device, for `interleaved`.
+        tensor: The devices among which weights are divided, in each replica; then `stages` is 1.
+        divide: The axis along which each divided weight is divided, by name.
 
     Raises:
         UsageError: A value is out of range.
@@ -84,19 +87,32 @@ class ParallelOptions:
     replicas: int = 1
     micro_batches: int = 1
     chunks: int = 1
+    tensor: int = 1
+    divide: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(
             self, stages=either(WHOLE, LIST), schedule=TEXT, replicas=WHOLE, micro_batches=WHOLE,
-            chunks=WHOLE,
+            chunks=WHOLE, tensor=WHOLE, divide=MAPPING,
         )  # fmt: skip
-        for name in ("replicas", "micro_batches", "chunks"):
+        for name in ("replicas", "micro_batches", "chunks", "tensor"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1", got=str(getattr(self, name)))
         if self.micro_batches % self.replicas:
             raise UsageError(
                 "each replica has the same number of micro-batches",
                 expected=f"a multiple of {self.replicas}", got=str(self.micro_batches),
+            )  # fmt: skip
+        if (self.tensor > 1) != bool(self.divide):
+            raise UsageError(
+                "tensor is the number of devices among which the weights of divide are divided",
+                expected="both, or none", got=f"tensor={self.tensor}, divide={dict(self.divide)}",
+                remedy="divide={'weight': axis}",
+            )  # fmt: skip
+        if self.tensor > 1 and (self.stages != 1 or self.chunks != 1):
+            raise UsageError(
+                "a training with divided weights has one stage in each replica",
+                got=f"stages={self.stages}, chunks={self.chunks}", remedy="stages=1",
             )  # fmt: skip
 
 
@@ -123,6 +139,8 @@ class CompiledStages:
     specification: MachineSpecification
     executor: str | None = None
     search_result: Any = None
+    #: The divided parameters by name.
+    shards: Mapping[str, Shards] = field(default_factory=dict)
 
     @takes(mesh=optional(instance_of("an open mesh", Mesh)), weights=optional(MAPPING), seed=WHOLE)
     def start(
@@ -189,7 +207,7 @@ class CompiledStages:
 def compile_stages(
     model: Trainable, loss: Any, optimizer: Any, options: TrainingOptions,
     parallel: ParallelOptions, devices: Machine | int | str | Path | MachineSpecification,
-    executor: str | None = None,
+    executor: str | None = None, divided: DividedStages | None = None,
 ) -> CompiledStages:  # fmt: skip
     """Compile a trainable model in stages.
 
@@ -199,6 +217,7 @@ def compile_stages(
         options: `accumulation_steps` is the number of micro-batches.
         devices: A machine specification, its file, or a number of devices, of which the first ones
             are used; or the machine of as many as are needed.
+        divided: The stages, if weights are divided (`stitch.parallel.divided_stages`).
 
     Raises:
         UsageError: The specification has too few devices, or the options do not go together.
@@ -211,9 +230,17 @@ def compile_stages(
             remedy="leave it out: parallel={'micro_batches': N} sets it",
         )  # fmt: skip
     loss, optimizer = loss_of(loss), optimizer_from_config(optimizer)
-    staged = stages_of(model, loss, optimizer, options, parallel.stages)
     share = parallel.micro_batches // parallel.replicas
-    orders = schedule(parallel.schedule, len(staged.stages), share, parallel.chunks)
+    if parallel.tensor > 1 and divided is None:
+        raise UsageError(
+            "the stages of a training with divided weights are missing",
+            remedy="divided=stitch.parallel.divided_stages(...), or stitch.compile(parallel=...)",
+        )
+    if divided is None:
+        staged = stages_of(model, loss, optimizer, options, parallel.stages)
+        orders = schedule(parallel.schedule, len(staged.stages), share, parallel.chunks)
+    else:
+        staged, orders = divided.staged, divided.schedule(share)
     count = len(orders) * parallel.replicas
     specification = (
         MachineSpecification.of(count, devices)
@@ -230,8 +257,9 @@ def compile_stages(
             got=", ".join(changed), remedy="train it in stages with replicas=1",
         )  # fmt: skip
     return CompiledStages(
-        model, loss, optimizer, options, parallel, staged, orders, specification, executor
-    )
+        model, loss, optimizer, options, parallel, staged, orders, specification, executor,
+        shards={} if divided is None else divided.shards,
+    )  # fmt: skip
 
 
 def _check_devices(names: Sequence[str], count: int, replicas: int) -> None:
@@ -269,6 +297,9 @@ class StagedTraining:
         self._updating: Sequence[Entry] = ()
         self._is_partial = False
         self._parameters = staged.parameters
+        self._divided = DividedSlots(compiled.shards)
+        #: The device of each stage, by its number in a replica.
+        places = {a.stage: device for device, order in enumerate(self.schedule) for a in order}
         devices = self._devices(len(self.schedule))
         homes = {p.name: k for k, stage in enumerate(staged.stages) for p in stage.parameters}
         readers = [
@@ -292,7 +323,7 @@ class StagedTraining:
         others = [replace(stage, squares=None, update=None) for stage in staged.stages]
         self._stages = [
             [
-                StagePieces(mesh, row[k % len(row)], k, stage, options, leaving[k], shared)
+                StagePieces(mesh, row[places[k]], k, stage, options, leaving[k], shared)
                 for k, stage in enumerate(others if replica else staged.stages)
             ]
             for replica, row in enumerate(devices)
@@ -321,6 +352,8 @@ class StagedTraining:
             for name in each.descs
             if homes.get(name, each.number) == each.number
         }
+        #: The descriptions of the kept tensors as wholes.
+        self._descs = self._divided.descs({n: o.descs[n] for n, o in self._owners.items()})
         self.gradient_norm: float | None = None
         self._write(self._initial(values))
 
@@ -481,18 +514,18 @@ class StagedTraining:
     def _initial(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return the first values of all kept tensors; raise `UsageError` for missing ones."""
         arrays = {}
-        for name, owner in self._owners.items():
+        for name, desc in self._descs.items():
             parameter, _, state = name.rpartition(".")
             found = values[parameter] if state == MASTER else values.get(name)
             if found is None:
-                start = self.optimizer.start_of_slot(parameter, state)
-                found = np.full(owner.descs[name].shape, start)
+                found = np.full(desc.shape, self.optimizer.start_of_slot(parameter, state))
             arrays[name] = np.asarray(found)
         return arrays
 
-    def _write(self, values: Mapping[str, Array]) -> None:
+    def _write(self, wholes: Mapping[str, Array]) -> None:
         """Set all persistent buffers, and go on after a failed update."""
         self._is_partial = True
+        values = {name: self._divided.part(name, wholes) for name in self._owners}
         by_device: dict[str, dict[str, RemoteValue]] = {device: {} for device in self._used}
         for stages in self._stages:
             for each in stages:
@@ -521,7 +554,7 @@ class StagedTraining:
         """Return everything that the next step depends on, as `TrainingInstance.state_dict`."""
         self._check_usable()
         counts = {f"training.{name}": np.asarray(getattr(self, name), np.int64) for name in COUNTS}
-        return self._read(self._owners) | counts
+        return self._divided.joined(self._read(self._owners)) | counts
 
     @one_at_a_time
     @takes(state=MAPPING)
@@ -531,8 +564,8 @@ class StagedTraining:
         Raises `UsageError` with what is missing, unknown, or of another shape or type.
         """
         self.mesh.open_client("the training")
-        check_state(state, {name: owner.descs[name] for name, owner in self._owners.items()})
-        self._write({name: np.asarray(state[name]) for name in self._owners})
+        check_state(state, self._descs)
+        self._write({name: np.asarray(state[name]) for name in self._descs})
         self.steps, self.forwards, self.seed = (int(state[f"training.{k}"]) for k in COUNTS)
 
     @one_at_a_time
@@ -541,7 +574,7 @@ class StagedTraining:
         self._check_usable()
         slots = {p.name: p.beside(MASTER) if p.has_master else p.name for p in self._parameters}
         arrays = self._read(slots.values())
-        return {name: arrays[slot] for name, slot in slots.items()}
+        return self._divided.joined({name: arrays[slot] for name, slot in slots.items()})
 
     @one_at_a_time
     def gradients(self) -> dict[str, Array]:
@@ -552,7 +585,7 @@ class StagedTraining:
             own = each.stage.parameters
             arrays = each.read([parameter.gradient for parameter in own]) if own else {}
             made |= {parameter.name: arrays[parameter.gradient] for parameter in own}
-        return made
+        return self._divided.joined(made)
 
     def close(self) -> None:
         """End the training, and the mesh if it is its own. Closing twice is allowed."""

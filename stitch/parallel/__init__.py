@@ -7,9 +7,12 @@ from stitch.parallel.parallel_graph import ParallelComputationGraph, ParallelSha
 from stitch.parallel.plan_search import Candidate, ModelCompilationResult, SearchResult, optimize
 from stitch.parallel.plans import Plan, plan_seconds
 from stitch.parallel.simulated_steps import simulate_plan
+from stitch.parallel.tensor_graph import divided_graph
+from stitch.parallel.tensor_training import divided_stages
 
 __all__ = [
     "Candidate", "ModelCompilationResult", "ParallelComputationGraph", "ParallelShape", "Plan",
-    "SearchResult", "SegmentCosts", "StageCost", "TensorMapping", "TensorPlacement", "lower",
-    "optimize", "plan_seconds", "replicated", "simulate_plan",
+    "SearchResult", "SegmentCosts", "StageCost", "TensorMapping", "TensorPlacement",
+    "divided_graph", "divided_stages", "lower", "optimize", "plan_seconds", "replicated",
+    "simulate_plan",
 ]  # fmt: skip

@@ -27,7 +27,7 @@ Shard: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """An operation on a shard. Parallel operators keep their name: their operands are shards."""
 
     operation: Operation
@@ -83,7 +83,7 @@ class _Lowering:
             self.specification.entry(device)
         return placement.devices
 
-    def _parts(self) -> Iterator[_Part]:
+    def _parts(self) -> Iterator[Part]:
         """Yield the operations on shards, in an order in which each follows its operands'."""
         home: dict[Shard, str] = {}
         for operation in self.graph.operations:
@@ -95,12 +95,12 @@ class _Lowering:
 
     def _shard_parts(
         self, operation: Operation, i: int, home: Mapping[Shard, str]
-    ) -> Iterator[_Part]:
+    ) -> Iterator[Part]:
         outputs = tuple([None if v == ABSENT else (v, i) for v in operation.outputs])
         device = self.devices[next(v for v in operation.outputs if v != ABSENT)][i]
         if not is_parallel(operation):
             inputs = [None if v == ABSENT else self._shard(v, i) for v in operation.inputs]
-            yield _Part(operation, tuple(inputs), outputs, device)
+            yield Part(operation, tuple(inputs), outputs, device)
             return
         (source,), degree = operation.inputs, attributes_of(operation)["degree"]
         assert isinstance(degree, int)
@@ -109,19 +109,19 @@ class _Lowering:
         elif operation.op == "Repartition":
             whole = self._shard(source, i // degree)
             # Where the whole is, so that only the part travels.
-            yield _Part(operation, (whole,), outputs, home.get(whole, device), i % degree)
+            yield Part(operation, (whole,), outputs, home.get(whole, device), i % degree)
         else:
             joined = [self._shard(source, i * degree + k) for k in range(degree)]
-            yield _Part(operation, tuple(joined), outputs, device)
+            yield Part(operation, tuple(joined), outputs, device)
 
     def _shard(self, value: int, number: int) -> Shard:
         shard = value, number if self.pcg.shapes[value].count > 1 else 0
         return self.same.get(shard, shard)
 
-    def _programs(self) -> Iterator[tuple[str, list[_Part]]]:
+    def _programs(self) -> Iterator[tuple[str, list[Part]]]:
         """Yield the operations of each program, in an order in which programs can run."""
         makers: dict[Shard, tuple[int, str]] = {}
-        groups: dict[tuple[int, str], list[_Part]] = {}
+        groups: dict[tuple[int, str], list[Part]] = {}
         for part in self.parts:
             before = [makers[shard] for shard in part.inputs if shard in makers]
             turn = max((t + (device != part.device) for t, device in before), default=0)
@@ -155,7 +155,7 @@ class _Lowering:
         return tasks
 
     def _program(
-        self, name: str, device: str, parts: Sequence[_Part], outputs: Sequence[Shard]
+        self, name: str, device: str, parts: Sequence[Part], outputs: Sequence[Shard]
     ) -> tuple[list[Shard], Binary]:
         """Return the inputs of a program and the program, compiled for its device."""
         builder = ComputationGraphBuilder(name)
@@ -174,7 +174,7 @@ class _Lowering:
                 tensors[shard] = builder.input(slot, kind.shape, kind.data_type)
                 inputs.append(shard)
             with builder.at(part.operation.location):
-                made = self._write(builder, part, tensors)
+                made = write_part(self.pcg, builder, part, tensors)
             tensors |= {s: t for s, t in zip(part.outputs, made, strict=True) if s}
         for shard in outputs:
             builder.output(f"{self.graph.values[shard[0]].name}.{shard[1]}.out", tensors[shard])
@@ -182,32 +182,35 @@ class _Lowering:
         program = compile_graph(builder.build(), machine).program
         return inputs, Binary((program,), machine.shape, "stitch parallel")
 
-    def _write(
-        self, builder: ComputationGraphBuilder, part: _Part, tensors: Mapping[Shard, Any]
-    ) -> Sequence[Any]:
-        operation = part.operation
-        operands = [None if shard is None else tensors[shard] for shard in part.inputs]
-        if not is_parallel(operation):
-            if operation.body != ABSENT:
-                body = self.graph.bodies[operation.body]
-                carried = [operand for operand in operands if operand is not None]
-                return builder.carry(
-                    operation.op, operation.domain, body, carried, operation.attributes
-                )
-            names = [self.graph.values[s[0]].name if s else "unused" for s in part.outputs]
-            types = [self.pcg.shapes[s[0]].shard if s else None for s in part.outputs]
-            return builder.repeat(operation, operands, names, types)
-        if operation.op == "Reduction":
-            total = operands[0]
-            for operand in operands[1:]:
-                total = builder.op("Add", total, operand)
-            return [builder.op("Identity", total) if len(operands) == 1 else total]
-        axis = attributes_of(operation)["axis"]
-        assert isinstance(axis, int)
-        if operation.op == "Combine":
-            return [builder.op("Concat", *operands, axis=axis)]
-        assert part.outputs[0] is not None
-        kind = self.pcg.shapes[part.outputs[0][0]].shard
-        size, axis = kind.shape[axis], axis % len(kind.shape)
-        first = part.number * size
-        return [builder.op("Slice", operands[0], [first], [first + size], [axis])]
+
+def write_part(
+    pcg: ParallelComputationGraph, builder: ComputationGraphBuilder, part: Part,
+    tensors: Mapping[Shard, Any],
+) -> Sequence[Any]:  # fmt: skip
+    """Write the operation of a part on the tensors of its shards; return its results."""
+    operation = part.operation
+    operands = [None if shard is None else tensors[shard] for shard in part.inputs]
+    if not is_parallel(operation):
+        if operation.body != ABSENT:
+            body = pcg.graph.bodies[operation.body]
+            carried = [operand for operand in operands if operand is not None]
+            return builder.carry(
+                operation.op, operation.domain, body, carried, operation.attributes
+            )
+        names = [pcg.graph.values[s[0]].name if s else "unused" for s in part.outputs]
+        types = [pcg.shapes[s[0]].shard if s else None for s in part.outputs]
+        return builder.repeat(operation, operands, names, types)
+    if operation.op == "Reduction":
+        total = operands[0]
+        for operand in operands[1:]:
+            total = builder.op("Add", total, operand)
+        return [builder.op("Identity", total) if len(operands) == 1 else total]
+    axis = attributes_of(operation)["axis"]
+    assert isinstance(axis, int)
+    if operation.op == "Combine":
+        return [builder.op("Concat", *operands, axis=axis)]
+    assert part.outputs[0] is not None
+    kind = pcg.shapes[part.outputs[0][0]].shard
+    size, axis = kind.shape[axis], axis % len(kind.shape)
+    first = part.number * size
+    return [builder.op("Slice", operands[0], [first], [first + size], [axis])]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
 
 from stitch.argument_kinds import MAPPING, NUMBER, WORDS, ArgumentKind, instance_of, several, takes
@@ -171,6 +172,19 @@ class Optimizer(ABC):
     def group_of(self, parameter: str) -> int:
         """Return the number of a parameter's group, 0 for none."""
         return next((i for i, (_, n) in enumerate(self._groups, 1) if parameter in n), 0)
+
+    def for_shards(self, shards: Mapping[str, Sequence[str]]) -> Optimizer:
+        """Return an optimizer of the same settings whose groups have shards of parameters.
+
+        Args:
+            shards: The names of the shards of each divided parameter.
+        """
+        of_shards = copy(self)
+        of_shards._groups = [
+            (group, tuple([shard for name in names for shard in shards.get(name, [name])]))
+            for group, names in self._groups
+        ]
+        return of_shards
 
     def rate(self, step: int) -> float:
         """Return the learning rate of step `step`, from 0, for parameters without a group."""

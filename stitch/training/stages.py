@@ -117,18 +117,21 @@ class StagedGraphs:
 @takes(model=instance_of("a trainable model", Trainable), cuts=either(WHOLE, LIST))
 def stages_of(
     model: Trainable, loss: Loss, optimizer: Optimizer, options: TrainingOptions,
-    cuts: int | Sequence[str],
+    cuts: int | Sequence[str], *, is_prepared: bool = False,
 ) -> StagedGraphs:  # fmt: skip
     """Return the stages of a training.
 
     Args:
         cuts: The number of stages, or the nodes to cut after, as for `split_graph`.
+        is_prepared: The model's graph is one that `stage_graph` returned, divided.
 
     Raises:
         CompileError: An operator has no gradient, or the graph cannot be cut so.
     """
-    graph = _with_free_names(model.graph, options.precision)
-    parts = differentiate_parts(graph, cuts, prediction_of(graph), recompute=options.recompute)
+    graph = model.graph if is_prepared else _with_free_names(model.graph, options.precision)
+    parts = differentiate_parts(
+        graph, cuts, prediction_of(graph), recompute=options.recompute, is_prepared=is_prepared
+    )
     parameters = tuple([
         Parameter(slot.name, graph.input_type(i), f"{slot.name}.grad")
         for i, slot in sorted(enumerate(graph.inputs), key=lambda pair: pair[1].value)

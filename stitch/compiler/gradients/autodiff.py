@@ -146,8 +146,9 @@ def _with_seeds(
 
 
 def differentiate_parts(
-    graph: ComputationGraph, cuts: int | Sequence[str], output: str, *, recompute: str = "none"
-) -> tuple[Differentiated, ...]:
+    graph: ComputationGraph, cuts: int | Sequence[str], output: str, *, recompute: str = "none",
+    is_prepared: bool = False,
+) -> tuple[Differentiated, ...]:  # fmt: skip
     """Split a graph as `split_graph` does, and differentiate each part by its parameters.
 
     The gradients have the bits of those of the whole graph. The graph is split after the passes, so
@@ -158,10 +159,14 @@ def differentiate_parts(
     Inputs of the graph enter each part that reads them; parts pass on only what they compute.
     Outputs of the graph other than `output` and next states are dropped.
 
+    Args:
+        is_prepared: `prepare_for_parts` made the graph, or what it was made from: values that the
+            passes would merge stay in parts of their own.
+
     Raises:
         CompileError: As `split_graph` and `differentiate`.
     """
-    graph = prepare_for_parts(graph, output)
+    graph = graph if is_prepared else prepare_for_parts(graph, output)
     states = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
     parts = _with_inputs(graph, split_graph(graph, cuts))
     #: Names of the values that depend on parameters, and for each part its inputs among them.

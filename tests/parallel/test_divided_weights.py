@@ -1,0 +1,192 @@
+"""Divided weights: the parallel graph computes the whole, its stages train with the losses of one
+device and the same bits on all carriers, and what cannot be divided is one error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import CompileError, UsageError
+from stitch.graph import ComputationGraph
+from stitch.mesh import ParallelOptions
+from stitch.parallel import ParallelComputationGraph, divided_graph
+from stitch.testing import evaluate_graph
+from stitch.training import TrainingOptions, stage_graph
+from tests.parallel.test_parallel_graph import drawn
+from tests.support.training.staged_models import (
+    attention,
+    convolutions,
+    drawn_batches,
+    embedding,
+    mlp,
+    model_of,
+    norms,
+    tied,
+)
+
+PLANS = pytest.mark.campaign("plans")
+#: Columns, then rows, of each layer of attention.
+MEGATRON = {f"{name}{i}": 0 if name == "o" else 1 for i in range(2) for name in "qkvo"}
+CASES: dict[str, tuple[ComputationGraph, dict[str, int], list[str]]] = {
+    "columns then rows": (mlp(2), {"w0": 1, "w1": 0}, ["Replicate", "Reduction"]),
+    "rows then columns": (
+        mlp(2), {"w0": 0, "w1": -1}, ["Reduction", "Replicate", "Combine"],
+    ),
+    "channels": (
+        convolutions(), {"w0": 0, "w1": 1, "w2": 0, "w3": 0},
+        ["Replicate", "Reduction", "Replicate", "Reduction"],
+    ),
+    "channels twice": (
+        convolutions(), {"w0": 0, "w1": 0, "w2": 1, "w3": 0},
+        ["Replicate", "Combine", "Replicate", "Reduction", "Reduction"],
+    ),
+    "heads": (attention(), MEGATRON, ["Replicate", "Reduction"] * 2),
+    "read twice": (norms(1), {"w0": 1}, ["Replicate", "Reduction"]),
+    "table": (embedding(), {"table": 1}, ["Replicate", "Combine", "Reduction"]),
+    "tied": (tied(), {"w": 1}, ["Replicate", "Combine"] * 4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_divided_weights_compute_the_whole(case: str) -> None:
+    graph, axes, expected = CASES[case]
+    pcg = divided_graph(stage_graph(model_of(graph), TrainingOptions()), 2, axes)
+    made = [o.op for o in pcg.graph.operations if o.domain and o.op != "Repartition"]
+    assert made == expected
+    assert ParallelComputationGraph.from_json(pcg.as_json()) == pcg
+    feeds = drawn(graph)
+    whole = evaluate_graph(graph, feeds)["y"]
+    shards = evaluate_graph(pcg.stacked(), feeds)["y"]
+    np.testing.assert_allclose(shards, whole, rtol=1e-4, atol=1e-6 * np.abs(whole).max())
+
+
+def check_training(
+    graph: ComputationGraph, axes: dict[str, int], carriers: tuple[str, ...], steps: int = 2,
+    degree: int = 2, replicas: int = 1, **options: Any,
+) -> None:  # fmt: skip
+    model, micro_batches = model_of(graph), 2 * replicas
+    words: dict[str, Any] = {"optimizer": "adam", "loss": "mse", "weights": model.values, **options}
+    parallel = {
+        "tensor": degree, "divide": axes, "replicas": replicas, "micro_batches": micro_batches,
+    }  # fmt: skip
+    compiled = stitch.compile(model.graph, parallel=parallel, target="tiny", **words)
+    batches = drawn_batches(model, micro_batches)
+    runs = []
+    for backend in carriers:
+        with compiled.start(backend=backend) as training:
+            losses = [training.step(batches) for _ in range(steps)]
+            state, gradients = training.state_dict(), training.gradients()
+            weights = training.parameters()
+            training.load_state_dict(state)
+            runs.append((losses, state, training.step(batches)))
+    for losses, state, after in runs[1:]:
+        assert (losses, after) == (runs[0][0], runs[0][2])
+        assert {k: a.tobytes() for k, a in state.items()} == {
+            k: a.tobytes() for k, a in runs[0][1].items()
+        }
+    one = stitch.compile(model.graph, accumulation_steps=micro_batches, target="tiny", **words)
+    with one.start() as instance:
+        expected = [[float(loss) for loss in instance.step(batches)] for _ in range(steps)]
+        found = instance.state_dict()
+        instance.load_state_dict(runs[0][1])
+        after = [float(loss) for loss in instance.step(batches)]
+    np.testing.assert_allclose(runs[0][0], expected, rtol=1e-5)
+    np.testing.assert_allclose(runs[0][2], after, rtol=1e-5)
+    assert runs[0][1].keys() == found.keys()
+    assert weights.keys() == gradients.keys() == set(model.values)
+    for name, array in runs[0][1].items():
+        assert (array.shape, array.dtype) == (np.shape(found[name]), found[name].dtype)
+        np.testing.assert_allclose(array, found[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_divided_weights_train_with_the_losses_of_one_device() -> None:
+    check_training(mlp(2), {"w0": 1, "w1": 0}, ("local",), steps=1)
+
+
+@PLANS
+@pytest.mark.parametrize("case", ["columns then rows", "channels", "heads"])
+def test_divided_weights_train_on_both_carriers(case: str) -> None:
+    graph, axes, _ = CASES[case]
+    check_training(graph, axes, ("local", "ray"))
+
+
+@PLANS
+@pytest.mark.parametrize("case", ["table", "tied"])
+def test_weights_that_are_read_twice_train(case: str) -> None:
+    graph, axes, _ = CASES[case]
+    check_training(graph, axes, ("local",))
+
+
+@PLANS
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replicas": 2, "clip_grad_norm": 0.5},
+        {"degree": 4, "recompute": "all", "optimizer": "nadam"},
+    ],
+)  # fmt: skip
+def test_options_of_a_training_with_divided_weights(options: dict[str, Any]) -> None:
+    check_training(mlp(2), {"w0": 1, "w1": 0}, ("local",), **options)
+
+
+@PLANS
+def test_a_group_of_the_optimizer_has_the_shards_of_its_parameters() -> None:
+    optimizer = stitch.Adam(lr=0.01)
+    optimizer.add_group(["w0", "b1"], lr=0.1, weight_decay=0.01)
+    check_training(mlp(2), {"w0": 1, "w1": 0}, ("local",), optimizer=optimizer)
+
+
+@PLANS
+def test_masters_of_divided_weights_are_joined() -> None:
+    model = model_of(mlp(2))
+    compiled = stitch.compile(
+        model.graph, parallel={"tensor": 2, "divide": {"w0": 1}}, target="tiny", optimizer="adam",
+        loss="mse", weights=model.values, precision="bfloat16",
+    )  # fmt: skip
+    with compiled.start() as training:
+        training.step(drawn_batches(model, 1))
+        weights = training.parameters()
+    assert weights["w0"].dtype == np.float32
+    assert 0 < np.abs(weights["w0"] - model.values["w0"]).max() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("degree", "axes", "error", "message"),
+    [
+        (3, {"w0": 1}, UsageError, "axis 1 of parameter 'w0' .* does not divide into 3"),
+        (2, {"w9": 1}, UsageError, "no parameter 'w9'"),
+        (2, {"w0": 2}, UsageError, "no such axis"),
+        (2, {"w0": True}, UsageError, "no such axis"),
+        (2, {"w0": "columns"}, UsageError, "no such axis"),
+        (2, {"x": 0}, UsageError, "no parameter 'x'"),
+    ],
+)  # fmt: skip
+def test_weights_that_do_not_divide_are_one_error(
+    degree: int, axes: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        divided_graph(stage_graph(model_of(mlp(2)), TrainingOptions()), degree, axes)
+
+
+def test_an_operator_that_does_not_run_in_shards_is_one_error() -> None:
+    graph = stage_graph(model_of(norms(1)), TrainingOptions())
+    with pytest.raises(CompileError, match="no operator that reads parameter 's0'") as caught:
+        divided_graph(graph, 2, {"s0": 0})
+    assert "leave it whole" in str(caught.value)
+
+
+def test_options_that_do_not_go_together_are_one_error() -> None:
+    for words in ({"tensor": 2}, {"divide": {"w": 0}}):
+        with pytest.raises(UsageError, match="both, or none"):
+            ParallelOptions(**words)
+    with pytest.raises(UsageError, match="one stage in each replica"):
+        ParallelOptions(tensor=2, divide={"w": 0}, stages=2)
+    model = model_of(mlp(2))
+    with pytest.raises(UsageError, match="needs more devices"):
+        stitch.compile(
+            model.graph, optimizer="adam", loss="mse", weights=model.values, devices=1,
+            parallel={"tensor": 2, "divide": {"w0": 1}},
+        )  # fmt: skip
