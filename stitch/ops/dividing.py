@@ -40,6 +40,8 @@ class DividedOperation(WithAttributes):
         outputs: The type of a shard of each result, None if it is not wanted.
         constants: The data of each operand that is known at compile time.
         parts: How each operand is divided.
+        wholes: The type of the whole of each result, () if unknown: of a Reshape it decides which
+            of several axes of one part is divided.
     """
 
     operation: Operation
@@ -49,6 +51,7 @@ class DividedOperation(WithAttributes):
     outputs: tuple[ValueType | None, ...]
     constants: tuple[Array | None, ...]
     parts: tuple[Part, ...]
+    wholes: tuple[ValueType | None, ...] = ()
 
     def shape(self, index: int = 0) -> Shape:
         """Return the shape of a shard of an operand, () if it is absent."""
@@ -339,10 +342,13 @@ def _gather_elements(op: DividedOperation) -> _Axes:
 def _reshape(op: DividedOperation) -> _Axes:
     """An axis is that of the result with equally many elements in the axes before it."""
     shape, result = op.shape(), op.result()
+    whole = op.wholes[0].shape if op.wholes and op.wholes[0] is not None else result
     places: dict[int, int] = {}
     for axis, size in enumerate(result):
         before = prod(result[:axis])
-        if before not in places or size != 1:
+        known = places.get(before)
+        is_divided = known is not None and whole[known] != result[known]
+        if known is None or whole[axis] != size or (size != 1 and not is_divided):
             places[before] = axis
     is_empty = 0 in shape
     names = tuple([None if is_empty else places.get(prod(shape[:i])) for i in range(len(shape))])

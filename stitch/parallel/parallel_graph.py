@@ -271,6 +271,7 @@ class ParallelComputationGraph:
             [None if v == ABSENT or data is not None else orders[v]
              for v, data in zip(operation.inputs, read, strict=True)],
             types, [None if one is None else one.shard for one in results], read,
+            [None if one is None else one.type for one in results],
         )  # fmt: skip
         for value, shape, order in zip(operation.outputs, results, made, strict=True):
             if shape is None:

@@ -90,6 +90,7 @@ def order_after(order: Order, operation: Operation, rank: int, replicas: int = 1
 def orders_of_results(
     operation: Operation, orders: Sequence[Order | None], inputs: Sequence[ValueType | None],
     outputs: Sequence[ValueType | None], constants: Sequence[Array | None],
+    wholes: Sequence[ValueType | None] = (),
 ) -> list[Order]:  # fmt: skip
     """Return the order of each result of an operator that runs on shard i of its operands.
 
@@ -98,6 +99,7 @@ def orders_of_results(
         inputs: The type of a shard of each operand.
         outputs: The type of a shard of each result.
         constants: The data of operands that are known at compile time.
+        wholes: The type of the whole of each result.
 
     Raises:
         CompileError: The shards of operands do not correspond, or the operator does not permit how
@@ -116,7 +118,14 @@ def orders_of_results(
             divided = [REPLICAS] * len(outputs) if {*parts} <= {REPLICAS, COPIES} else None
         else:
             divided = DividedOperation(
-                operation, definition, words, tuple(kinds), tuple(results), tuple(constants), parts
+                operation,
+                definition,
+                words,
+                tuple(kinds),
+                tuple(results),
+                tuple(constants),
+                parts,
+                tuple(wholes),
             ).divided_results()
         if divided is None:
             raise _refusal(operation, parts, degree)

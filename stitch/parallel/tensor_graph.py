@@ -165,7 +165,7 @@ class _Divided:
         given = {i: self.axes[v] for i, v in enumerate(read) if v in self.axes}
         if not named and not given:
             return None
-        possible = [each for each in self._divisions(operation) if self._divides(operation, each)]
+        possible = list(self._divisions(operation))
         # A weight is divided as the plan says; divided values stay so if the operator allows it.
         for asked in ({**given, **named}, named):
             for division in possible if asked else ():
@@ -191,19 +191,8 @@ class _Divided:
             [None if v == ABSENT else values[v].type for v in side]
             for side in (operation.inputs, operation.outputs)
         )
-        return divisions_of(operation, operands, results)
-
-    def _divides(self, operation: Operation, division: Division) -> bool:
-        """Whether all divided axes divide into the number of shards."""
-        values = self.graph.values
-        pairs = [
-            *zip(operation.inputs, division.operands, strict=True),
-            *zip(operation.outputs, division.results, strict=False),
-        ]
-        return all(
-            v == ABSENT or axis is None or values[v].type.shape[axis] % self.degree == 0
-            for v, axis in pairs
-        )
+        constants = [self.known.get(v) for v in operation.inputs]
+        return divisions_of(operation, operands, results, constants, self.degree)
 
     # -- values ------------------------------------------------------------------------------------
 
