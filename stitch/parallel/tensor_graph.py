@@ -8,7 +8,8 @@ once. Columns of one weight and rows of the next so give Megatron's placement, w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from stitch.parallel.operator_divisions import Division, divisions_of
 from stitch.parallel.parallel_graph import ParallelComputationGraph, ParallelShape
 from stitch.program import (
     ABSENT,
+    Array,
     Constant,
     DataType,
     InputKind,
@@ -82,54 +84,85 @@ def divided_graph(graph: ComputationGraph, degree: int, axes: Axes) -> ParallelC
     >>> [o.op for o in divided_graph(b.build(), 2, {"w": 0}).graph.operations]
     ['Repartition', 'Repartition', 'MatMul', 'Reduction']
     """
-    return _Divided(graph, degree, checked_axes(graph, degree, axes)).build()
+    division = GraphDivision(graph, degree)
+    numbers = {slot.name: slot.value for slot in graph.inputs}
+    checked = checked_axes(graph, degree, axes)
+    division.wanted |= {numbers[name]: axis for name, axis in checked.items()}
+    for operation in graph.operations:
+        division.add(operation)
+    for value in division.wanted.keys() - division.used:
+        kind, name = graph.values[value].type, graph.values[value].name
+        raise CompileError(
+            f"no operator that reads parameter {name!r} runs in {degree} shards divided along "
+            f"axis {division.wanted[value]} of {kind.text()}",
+            where=f"graph {graph.name!r}",
+            remedy="leave it whole, or divide another axis",
+        )
+    return division.parallel_graph()
 
 
-class _Divided:
-    """The parallel graph under construction."""
+class GraphDivision:
+    """A parallel graph under construction, operation by operation.
 
-    def __init__(self, graph: ComputationGraph, degree: int, axes: Axes) -> None:
-        self.degree = degree
-        names = {slot.name: slot.value for slot in graph.inputs}
-        #: The axis of each divided weight by its value.
-        self.wanted = {names[name]: axis for name, axis in axes.items()}
-        self.graph = graph = _with_sums_before_biases(graph, self.wanted)
+    `operations` are those that were added. A search copies it, and forgets them.
+    """
+
+    def __init__(self, graph: ComputationGraph, degree: int) -> None:
+        self.graph, self.degree = graph, degree
         self.known = graph.constant_data()
         self.parameters = {s.value for s in graph.inputs if s.kind is InputKind.PARAMETER}
-        self.values = list(graph.values)
-        self.shapes = [ParallelShape.whole(value.type) for value in graph.values]
         self.operations: list[Operation] = []
-        self.constants = list(graph.constants)
-        #: The axis along which each value is divided.
-        self.axes: dict[int, int] = {}
-        #: Values that are divided, joined or copied, by the value and the axis, None: copies.
-        self.converted: dict[tuple[int, int | None], int] = {}
+        self.constants: list[Constant] = []
+        #: The axis of each divided weight by its value; those that an operator reads so; the
+        #: parameters that an operator reads whole.
+        self.wanted: dict[int, int] = {}
         self.used: set[int] = set()
+        self.read_whole: set[int] = set()
+        #: The axis along which each value of the graph is divided, and further values.
+        self.axes: dict[int, int] = {}
+        self.more: dict[int, tuple[Value, ParallelShape]] = {}
+        self.count = len(graph.values)
+        #: Values that are divided, joined or copied, by the value and the axis (None: copies, -1:
+        #: the whole).
+        self.converted: dict[tuple[int, int | None], int] = {}
 
-    def build(self) -> ParallelComputationGraph:
-        for operation in self.graph.operations:
-            self._add(operation)
-        outputs = tuple([replace(s, value=self._whole(s.value)) for s in self.graph.outputs])
-        for value in self.wanted.keys() - self.used:
-            kind, name = self.values[value].type, self.values[value].name
-            raise CompileError(
-                f"no operator that reads parameter {name!r} runs in {self.degree} shards divided "
-                f"along axis {self.wanted[value]} of {kind.text()}",
-                where=f"graph {self.graph.name!r}",
-                remedy="leave it whole, or divide another axis",
-            )
+    def copy(self, live: Container[int]) -> GraphDivision:
+        """Return a copy without operations, that knows of values only the live ones."""
+        new = copy(self)
+        new.operations, new.constants = [], []
+        new.wanted, new.used, new.read_whole = (
+            dict(self.wanted),
+            set(self.used),
+            set(self.read_whole),
+        )
+        new.axes = {v: axis for v, axis in self.axes.items() if v in live}
+        new.converted = {key: v for key, v in self.converted.items() if key[0] in live}
+        new.more = {v: self.more[v] for v in new.converted.values()}
+        return new
+
+    def parallel_graph(self) -> ParallelComputationGraph:
+        """Return the graph of all operations, with whole outputs."""
+        outputs = tuple([replace(s, value=self.whole(s.value)) for s in self.graph.outputs])
+        numbers = range(self.count)
         graph = replace(
-            self.graph, operations=tuple(self.operations), values=tuple(self.values),
-            constants=tuple(self.constants), outputs=outputs,
+            self.graph, operations=tuple(self.operations),
+            values=tuple([self.value(v) for v in numbers]),
+            constants=(*self.graph.constants, *self.constants), outputs=outputs,
         )  # fmt: skip
-        return ParallelComputationGraph(graph, tuple(self.shapes))
+        return ParallelComputationGraph(graph, tuple([self.shape(v) for v in numbers]))
 
     # -- operations --------------------------------------------------------------------------------
+
+    def add(self, operation: Operation) -> None:
+        """Add an operation, and what its operands need."""
+        for one in self._with_sums_before_bias(operation):
+            self._add(one)
 
     def _add(self, operation: Operation) -> None:
         division = self._division(operation)
         if division is None:
-            read = [v if v == ABSENT else self._whole(v) for v in operation.inputs]
+            read = [v if v == ABSENT else self.whole(v) for v in operation.inputs]
+            self.read_whole |= self.parameters.intersection(read)
             self.operations.append(replace(operation, inputs=tuple(read)))
             return
         read = [
@@ -142,21 +175,24 @@ class _Divided:
         }  # fmt: skip
         made = list(operation.outputs)
         for i, (v, axis) in enumerate(zip(operation.outputs, division.results, strict=False)):
+            if v == ABSENT:
+                continue
             if axis is None:
-                made[i] = self._value(f"{self.values[v].name}.parts", v, sums=True)
+                made[i] = self._converted_value(f"{self.value(v).name}.parts", v, sums=True)
             else:
-                self.axes[v], self.shapes[v] = axis, self._shape(v, axis)
+                self.axes[v] = axis
         words = operation.attributes
         if operation.op == "Reshape":  # Its operand is the shape of a shard.
             result = operation.outputs[0]
-            sizes = np.array(self.shapes[result].shard.shape, np.int64)
-            read[1] = self._constant(f"{self.values[result].name}.sizes", sizes)
+            sizes = np.array(self.shape(result).shard.shape, np.int64)
+            read[1] = self._constant(f"{self.value(result).name}.sizes", sizes)
             words = {name: word for name, word in words.items() if name != "allowzero"}
         self.operations.append(
             replace(operation, inputs=tuple(read), outputs=tuple(made), attributes=words)
         )
-        if made != list(operation.outputs):
-            self._convert("Reduction", made[0], operation.outputs[0])
+        for source, result in zip(made, operation.outputs, strict=True):
+            if source != result:
+                self._convert("Reduction", source, result)
 
     def _division(self, operation: Operation) -> Division | None:
         """Return how an operation runs in shards, None for whole."""
@@ -186,47 +222,86 @@ class _Divided:
         )
 
     def _divisions(self, operation: Operation) -> Iterator[Division]:
-        values = self.graph.values
         operands, results = (
-            [None if v == ABSENT else values[v].type for v in side]
+            [None if v == ABSENT else self.value(v).type for v in side]
             for side in (operation.inputs, operation.outputs)
         )
         constants = [self.known.get(v) for v in operation.inputs]
         return divisions_of(operation, operands, results, constants, self.degree)
 
+    def _with_sums_before_bias(self, operation: Operation) -> Iterator[Operation]:
+        """Yield a product by rows and the addition of its bias to the sums; others as they are."""
+        has_bias = not operation.domain and len(operation.inputs) == 3
+        axis = _SUMMED_AXES.get(operation.op) if has_bias else None
+        words = {} if axis is None else attributes_of(operation)
+        if axis is not None and operation.op == "Gemm" and words["transB"]:
+            axis = 1
+        if axis is None or self.wanted.get(operation.inputs[1]) != axis:
+            yield operation
+            return
+        (result,), bias, where = operation.outputs, operation.inputs[2], operation.location
+        kind, name = self.value(result).type, self.value(result).name
+        product = self._new(f"{name}.product", kind)
+        yield replace(operation, inputs=operation.inputs[:2], outputs=(product,))
+        if operation.op == "Conv":
+            shape = (self.value(bias).type.shape[0], *(1,) * (len(kind.shape) - 2))
+            sizes = self._constant(f"{name}.bias_shape", np.array(shape, np.int64))
+            column = self._new(f"{name}.bias", ValueType(shape, kind.data_type))
+            yield Operation("Reshape", (bias, sizes), (column,), location=where)
+            bias = column
+        elif words["beta"] != 1:
+            beta = np.array(words["beta"], kind.data_type.dtype)
+            factor = self._constant(f"{name}.beta", beta)
+            scaled = self._new(f"{name}.bias", self.value(bias).type)
+            yield Operation("Mul", (bias, factor), (scaled,), location=where)
+            bias = scaled
+        yield Operation("Add", (product, bias), (result,), location=where)
+
     # -- values ------------------------------------------------------------------------------------
 
-    def _shape(self, like: int, axis: int | None, *, sums: bool = False) -> ParallelShape:
-        whole, degree = ParallelShape.whole(self.values[like].type), self.degree
+    def value(self, v: int) -> Value:
+        """Return the logical value of a number."""
+        return self.graph.values[v] if v < len(self.graph.values) else self.more[v][0]
+
+    def shape(self, v: int) -> ParallelShape:
+        """Return how a value is divided."""
+        if v in self.axes:
+            return self._divided(v, self.axes[v])
+        return self.more[v][1] if v in self.more else ParallelShape.whole(self.value(v).type)
+
+    def _divided(self, like: int, axis: int | None, *, sums: bool = False) -> ParallelShape:
+        whole, degree = ParallelShape.whole(self.value(like).type), self.degree
         if axis is not None:
             degrees = tuple([degree if i == axis else 1 for i in range(len(whole.degrees))])
             return replace(whole, degrees=degrees)
         return replace(whole, sum_degree=degree) if sums else replace(whole, copy_degree=degree)
 
-    def _value(self, name: str, like: int, axis: int | None = None, *, sums: bool = False) -> int:
-        self.values.append(Value(name, self.values[like].type))
-        self.shapes.append(self._shape(like, axis, sums=sums))
-        return len(self.values) - 1
+    def _new(self, name: str, kind: ValueType, shape: ParallelShape | None = None) -> int:
+        self.more[self.count] = Value(name, kind), shape or ParallelShape.whole(kind)
+        self.count += 1
+        return self.count - 1
 
-    def _constant(self, name: str, data: np.ndarray) -> int:
-        kind = ValueType(data.shape, DataType.from_dtype(data.dtype))
-        self.values.append(Value(name, kind))
-        self.shapes.append(ParallelShape.whole(kind))
-        self.constants.append(Constant(len(self.values) - 1, data))
-        return len(self.values) - 1
+    def _converted_value(
+        self, name: str, like: int, axis: int | None = None, *, sums: bool = False
+    ) -> int:
+        return self._new(name, self.value(like).type, self._divided(like, axis, sums=sums))
+
+    def _constant(self, name: str, data: Array) -> int:
+        value = self._new(name, ValueType(data.shape, DataType.from_dtype(data.dtype)))
+        self.constants.append(Constant(value, data))
+        return value
 
     def _convert(self, op: str, source: int, result: int, **words: int) -> None:
         attributes = {**words, "degree": self.degree}
         self.operations.append(Operation(op, (source,), (result,), attributes, "stitch"))
 
-    def _whole(self, value: int) -> int:
+    def whole(self, value: int) -> int:
         """Return the whole of a value on the first device."""
         axis = self.axes.get(value)
         if axis is None:
             return value
         if (value, -1) not in self.converted:
-            made = self._value(f"{self.values[value].name}.whole", value, 0)
-            self.shapes[made] = ParallelShape.whole(self.values[value].type)
+            made = self._new(f"{self.value(value).name}.whole", self.value(value).type)
             self.converted[value, -1] = made
             self._convert("Combine", value, made, axis=axis)
         return self.converted[value, -1]
@@ -238,10 +313,9 @@ class _Divided:
         if axis is not None and self.axes.get(value) == axis:
             return value
         if (value, axis) not in self.converted:
-            whole = self._whole(value)
-            name = self.values[value].name
+            whole, name = self.whole(value), self.value(value).name
             mark = "copies" if axis is None else f"shards{axis}"
-            made = self._value(f"{name}.{mark}", value, axis)
+            made = self._converted_value(f"{name}.{mark}", value, axis)
             self.converted[value, axis] = made
             words = {} if axis is None else {"axis": axis}
             self._convert("Replicate" if axis is None else "Repartition", whole, made, **words)
@@ -250,48 +324,3 @@ class _Divided:
 
 #: Products with a bias as their third operand: the axis of the weight along which sums are made.
 _SUMMED_AXES = {"Gemm": 0, "Conv": 1}
-
-
-def _with_sums_before_biases(
-    graph: ComputationGraph, wanted: Mapping[int, int]
-) -> ComputationGraph:
-    """Return the graph with the biases of products by rows added after them, to their sums."""
-    values, constants, operations = list(graph.values), list(graph.constants), []
-
-    def add(name: str, kind: ValueType, data: np.ndarray | None = None) -> int:
-        values.append(Value(name, kind))
-        if data is not None:
-            constants.append(Constant(len(values) - 1, data))
-        return len(values) - 1
-
-    for one in graph.operations:
-        axis = _SUMMED_AXES.get(one.op) if not one.domain and len(one.inputs) == 3 else None
-        words = {} if axis is None else attributes_of(one)
-        if axis is not None and one.op == "Gemm" and words["transB"]:
-            axis = 1
-        asked = None if axis is None else wanted.get(one.inputs[1])
-        if axis is None or asked != axis or one.inputs[2] == ABSENT:
-            operations.append(one)
-            continue
-        (result,), bias = one.outputs, one.inputs[2]
-        kind, name = values[result].type, values[result].name
-        product = add(f"{name}.product", kind)
-        operations.append(replace(one, inputs=one.inputs[:2], outputs=(product,)))
-        if one.op == "Conv":
-            size = values[bias].type.shape[0]
-            shape = (size, *(1,) * (len(kind.shape) - 2))
-            sizes = np.array(shape, np.int64)
-            at = add(f"{name}.bias_shape", ValueType(sizes.shape, DataType.INT64), sizes)
-            column = add(f"{name}.bias", ValueType(shape, kind.data_type))
-            operations.append(Operation("Reshape", (bias, at), (column,), location=one.location))
-            bias = column
-        elif words["beta"] != 1:
-            beta = np.array(words["beta"], kind.data_type.dtype)
-            factor = add(f"{name}.beta", ValueType((), kind.data_type), beta)
-            scaled = add(f"{name}.bias", values[bias].type)
-            operations.append(Operation("Mul", (bias, factor), (scaled,), location=one.location))
-            bias = scaled
-        operations.append(Operation("Add", (product, bias), (result,), location=one.location))
-    return replace(
-        graph, values=tuple(values), constants=tuple(constants), operations=tuple(operations)
-    )
