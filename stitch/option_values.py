@@ -13,13 +13,15 @@ IN_FLIGHT = 4
 BACKENDS = ("local", "ray")
 #: The names of executors that Stitch has.
 EXECUTOR_NAMES = ("numpy", "onnxruntime", "auto", "torch", "null")
+#: Behind the name of a PyTorch device: inductor compiles operations together.
+INDUCTOR = "-inductor"
 
 
 def is_torch_device(name: object) -> bool:
-    """Whether a name is that of a PyTorch device, `torch:cpu` or `cuda:N`.
+    """Whether a name is that of a PyTorch device, `torch:cpu` or `cuda:N`, also with `INDUCTOR`.
 
-    >>> is_torch_device("cuda:0"), is_torch_device("cuda")
-    (True, False)
+    >>> is_torch_device("cuda:0"), is_torch_device("cuda:0-inductor"), is_torch_device("cuda")
+    (True, True, False)
     """
     return isinstance(name, str) and name.startswith(("torch:", "cuda:"))
 

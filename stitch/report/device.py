@@ -22,7 +22,7 @@ from stitch.files import write_files
 from stitch.html_table import html_table
 from stitch.machine import Machine, load_machine
 from stitch.on_demand import late_import
-from stitch.option_values import DEFAULT_WINDOW, is_torch_device
+from stitch.option_values import DEFAULT_WINDOW, INDUCTOR, is_torch_device
 from stitch.runtime import (
     Executor,
     LoadedProgram,
@@ -200,6 +200,8 @@ def open_device(
         executor: How operations are computed: `numpy`; `onnxruntime`; `auto`, each operation by the
             faster of the two; `torch`, `auto` with PyTorch's kernels; `null`, plan only; or
             `cuda:0` or `torch:cpu`, for the spaces of any machine in the memory of that device.
+            On such a device `cuda-inductor`: inductor compiles operations together (also
+            `cuda:0-inductor`, as a device or an executor).
         threads: Threads of ONNX Runtime for one operation (default 1).
         window: Tasks queued before they run; 1 runs each call immediately.
         debug: Overwrite freed bytes, and check padding.
@@ -218,13 +220,14 @@ def open_device(
             Without, Stitch's are computed in float32, whatever PyTorch's flags say.
     """
     if isinstance(machine, str) and is_torch_device(machine):
-        if executor != "numpy":
+        if executor not in ("numpy", f"cuda{INDUCTOR}"):
             raise UsageError(
                 f"the device {machine!r} computes by PyTorch's kernels",
                 got=f"executor={executor!r}",
-                remedy="leave the executor out",
+                remedy=f"leave the executor out, or take 'cuda{INDUCTOR}'",
             )  # fmt: skip
-        executor, machine = machine, "cuda"
+        executor = machine if executor == "numpy" else machine.removesuffix(INDUCTOR) + INDUCTOR
+        machine = "cuda"
     made = executor
     if threads is not None or tf32:
         made = make_executor(executor, threads, prices=prices, tf32=tf32)

@@ -6,7 +6,7 @@ from typing import Any
 from stitch import plugins
 from stitch.errors import UsageError, closest
 from stitch.on_demand import late_import
-from stitch.option_values import is_torch_device
+from stitch.option_values import INDUCTOR, is_torch_device
 from stitch.runtime.executors.executor import (
     BoundProgram,
     CallBox,
@@ -77,15 +77,15 @@ def make_executor(
 
     Args:
         name: A name of `EXECUTORS` or of a plugin; a PyTorch device, `torch:cpu` or `cuda:0`, in
-            whose memory all spaces but the host's lie then; or an executor, which is returned as it
-            is.
+            whose memory all spaces but the host's lie then (with `-inductor` behind it, inductor
+            compiles its operations); or an executor, which is returned as it is.
         threads: Threads per operation; 1 by default.
         prices: The price table, see `load_prices`; by default that of this processor's family.
         tf32: Whether a card may round operands of products to TF32.
 
     Raises:
-        UsageError: Unknown name, missing package, fewer threads than one, or an argument that the
-            executor does not take.
+        UsageError: Unknown name, missing package or compiler, fewer threads than one, or an
+            argument that the executor does not take.
     """
     if tf32 and not is_torch_device(name):
         raise UsageError(
@@ -137,7 +137,10 @@ def _of_plugin(name: str) -> Executor:
         raise UsageError(
             f"unknown executor {name!r}",
             expected=" or ".join(known_executors()),
-            remedy=closest(str(name), known_executors()) or None,
+            remedy="open_device('cuda:0', executor='cuda-inductor') or 'torch:cpu': its memory is "
+            "that of a PyTorch device"
+            if name == f"cuda{INDUCTOR}"
+            else closest(str(name), known_executors()) or None,
         )
     made = plugins.called("executors", name, make) if callable(make) else make
     if not isinstance(made, Executor):
@@ -157,7 +160,8 @@ def _of_device(name: str, tf32: bool) -> Executor:
             f"the device {name!r} needs 'torch', which is not installed",
             remedy="pip install 'stitch-runtime[torch]'",
         ) from error
-    made = cuda.CudaExecutor(cuda.torch_device_of(name), tf32=tf32)
+    device = cuda.torch_device_of(name.removesuffix(INDUCTOR))
+    made = cuda.CudaExecutor(device, tf32=tf32, inductor=name.endswith(INDUCTOR))
     assert isinstance(made, Executor)
     return made
 

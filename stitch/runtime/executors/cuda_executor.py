@@ -16,6 +16,7 @@ from stitch.errors import TaskError, UsageError
 from stitch.linker import expanded
 from stitch.machine import Machine, MachineShape, SpaceShape, footprint, load_machine
 from stitch.memory import SpaceBytes
+from stitch.option_values import INDUCTOR
 from stitch.program import Program, Space
 from stitch.runtime.executors.card import machine_of_card
 from stitch.runtime.executors.cuda_graphs import CardGraphs, Graphs, with_graphs
@@ -28,6 +29,7 @@ from stitch.runtime.executors.executor import (
 )
 from stitch.runtime.executors.host import program_bytes
 from stitch.runtime.executors.index_faults import IndexFaults
+from stitch.runtime.executors.inductor_functions import check_compiler
 from stitch.runtime.executors.tensor_programs import PreparedTensors
 from stitch.runtime.executors.torch_bytes import TorchBytes
 
@@ -86,9 +88,18 @@ class CudaExecutor(Executor):
     Args:
         device: The device: a CUDA card, or the processor as a stand-in.
         tf32: Whether products may round their operands to TF32.
+        inductor: Whether consecutive operations are functions that inductor compiles.
+
+    Raises:
+        UsageError: Inductor lacks a compiler for the device.
     """
 
-    def __init__(self, device: torch.device, *, tf32: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, *, tf32: bool = False, inductor: bool = False
+    ) -> None:  # fmt: skip
+        if inductor:
+            check_compiler(device)
+        self.inductor = inductor
         self.device, self.precision = device, "tf32" if tf32 else "ieee"
         try:
             self.graphs = Graphs() if device.type == "cpu" else CardGraphs(device)
@@ -101,6 +112,7 @@ class CudaExecutor(Executor):
             ) from error
         #: `torch:cpu` or `cuda:0`, as `make_executor` takes it.
         self.name = str(device) if device.type == "cuda" else f"torch:{device}"
+        self.name += INDUCTOR if inductor else ""
         self.left_to_numpy: set[str] = set()
         self.captures = True
         self.place = f"PyTorch's device {str(device)!r}"
@@ -129,6 +141,7 @@ class CudaExecutor(Executor):
             self.left_to_numpy,
             self.precision,
             self.faults,
+            inductor=self.inductor,
         )
 
     def captured(self, steps: Sequence[Sequence[Thunk]]) -> Sequence[Sequence[Thunk]] | None:

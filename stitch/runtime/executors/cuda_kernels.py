@@ -270,7 +270,7 @@ def _slice(call: TensorCall) -> Sequence[Thunk] | None:
     backward = [axis for axis, part in enumerate(cut) if part.step < 0]
     if len(backward) == 1:
         (axis,) = backward
-        rows = torch.tensor(range(*cut[axis].indices(x.shape[axis])), device=x.device)
+        rows = torch.arange(*cut[axis].indices(x.shape[axis]), device=x.device)
         others = x[(*cut[:axis], slice(None), *cut[axis + 1 :])]
         return _select(others, axis, rows, call.results[0])
     if backward:

@@ -8,7 +8,8 @@ way of host arrays, with the same bits as on the executor `numpy`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -71,6 +72,7 @@ from stitch.runtime.executors.host import (
     is_direct,
 )
 from stitch.runtime.executors.index_faults import IndexFaults
+from stitch.runtime.executors.inductor_functions import FunctionWriter, functions_of
 from stitch.runtime.executors.tensor_loops import (
     MOST_FOLDED,
     MOST_STEPS,
@@ -92,10 +94,11 @@ class PreparedTensors(PreparedProgram):
 
     def __init__(
         self, program: Program, machine: MachineShape, device: torch.device,
-        left_to_numpy: set[str], precision: str, faults: IndexFaults,
+        left_to_numpy: set[str], precision: str, faults: IndexFaults, *, inductor: bool = False,
     ) -> None:  # fmt: skip
         """`left_to_numpy`: takes the operators that NumPy's kernels compute; `precision`: of
-        products (see `with_precision`)."""
+        products (see `with_precision`); `inductor`: whether consecutive operations are compiled,
+        but not those of loops."""
         self.program, self.machine, self.device = program, machine, device
         self.precision, self.faults = precision, faults
         self.left_to_numpy = left_to_numpy
@@ -107,12 +110,21 @@ class PreparedTensors(PreparedProgram):
         self.readers = program.readers()
         #: Operations that become kernels together, first to end.
         self.runs: dict[int, int] = {}
-        if can_run(device):
-            apart = {i for attention in self.attentions for i in attention.operations}
+        self.inductor = inductor
+        self.writer: Callable[..., KernelWriter] = KernelWriter
+        apart = {i for attention in self.attentions for i in attention.operations}
+        if inductor:
+            self.runs = functions_of(program, self.attributes, self.whole.data, device, apart)
+            self.writer = partial(FunctionWriter, precision=precision, compiled={})
+        elif can_run(device):
             self.runs = runs_of(program.operations, program.values, apart)
         self._inside: dict[int, PreparedTensors] = {}
         self._constants: dict[int, torch.Tensor] = {}
         self._parts: dict[int, tuple[PartOfProgram, PreparedProgram]] = {}
+
+    def kernel_of(self, value: int) -> Hashable:
+        """Return a key of the values that a kernel computes together: one of Triton has a shape."""
+        return None if self.inductor else self.program.values[value].type.shape
 
     def constant(self, value: int) -> torch.Tensor:
         """Return a constant in its compute type on the device, beside its place."""
@@ -427,14 +439,24 @@ class _TensorBinding:
                 made = operation, self.prepared.attributes[index]
                 makers |= dict.fromkeys(operation.outputs, made)
         kept = [v for v in makers if v in self.returned or self._is_read_after(v, span)]
-        writers: dict[tuple[int, ...], KernelWriter] = {}
+        writers: dict[Hashable, KernelWriter] = {}
         try:
             for value in kept:
-                empty = KernelWriter(self.values, makers, self.known, self._loaded)
-                writers.setdefault(self.values[value].type.shape, empty).name(value)
+                key = self.prepared.kernel_of(value)
+                if key not in writers:
+                    writers[key] = self.prepared.writer(
+                        self.values, makers, self.known, self._loaded
+                    )
+                writers[key].name(value)
             launches, copies, tensors = self._stores(kept, span, writers)
-        except Exception:  # Whatever Triton refuses: PyTorch's kernels compute it.
+        except Exception as error:  # Whatever Triton refuses: PyTorch's kernels compute it.
             del self.prepared.runs[span.start]
+            if self.prepared.inductor:
+                warnings.warn(
+                    f"inductor cannot compile operations {span.start} to {span.stop - 1} of "
+                    f"program {self.program.name!r}, PyTorch's kernels compute them: {error}",
+                    RuntimeWarning, stacklevel=2,
+                )  # fmt: skip
             return False
         written = [target for writer in writers.values() for _, target in writer.stores]
         for value in [*self.borrowed]:
@@ -450,7 +472,7 @@ class _TensorBinding:
         return True
 
     def _stores(
-        self, kept: Sequence[int], span: range, writers: Mapping[tuple[int, ...], KernelWriter]
+        self, kept: Sequence[int], span: range, writers: Mapping[Hashable, KernelWriter]
     ) -> tuple[list[Launch], list[Launch], dict[int, torch.Tensor]]:
         """Let kernels store values; return their calls, the copies after them, and the tensors."""
         copies, tensors = list[Launch](), dict[int, torch.Tensor]()
@@ -465,7 +487,7 @@ class _TensorBinding:
                     beside = self._empty_like(target)
                     if value in self.returned:
                         copies.append(Launch(target.copy_, beside))
-                writers[self.values[value].type.shape].store(value, beside)
+                writers[self.prepared.kernel_of(value)].store(value, beside)
                 tensors.setdefault(value, beside)
         return [writer.launch() for writer in writers.values()], copies, tensors
 

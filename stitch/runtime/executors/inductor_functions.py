@@ -1,0 +1,283 @@
+"""Consecutive operations of a program as one function, which torch inductor compiles.
+
+The kernels of PyTorch that compute the operations one by one are traced into a graph. Its results
+are tensors that the caller gives, so they are written straight into planned places; what is
+computed in between lies in inductor's memory. Inductor caches compiled code by the content of the
+graph, also for other processes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from stitch.errors import UsageError
+from stitch.program import ABSENT, Array, DataType, Operation, Program, Value
+from stitch.runtime.executors.cuda_graphs import Launch
+from stitch.runtime.executors.cuda_kernels import (
+    KERNELS,
+    PRODUCTS,
+    VIEWS,
+    TensorCall,
+    takes_strides,
+    views_of,
+    with_precision,
+)
+from stitch.runtime.executors.executor import Thunk
+from stitch.runtime.executors.torch_bytes import TORCH_TYPES
+from stitch.runtime.executors.triton_kernels import TYPES, KernelWriter
+
+#: Of inductor: each result is rounded to its type, as by kernels one by one.
+OPTIONS = {"emulate_precision_casts": True}
+#: A vector load of a card reads so many bytes at once.
+ALIGNMENT = 16
+
+Attributes = Sequence[Mapping[str, Any]]
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raise `UsageError` if inductor lacks the compiler that it needs for a device."""
+    from torch.utils._triton import has_triton
+
+    if has_triton() if device.type == "cuda" else shutil.which(os.environ.get("CXX", "g++")):
+        return
+    needed, remedy = "a C++ compiler", "install g++, or name another compiler in CXX"
+    if device.type == "cuda":
+        needed = "Triton, for a card of compute capability 7.0 or higher"
+        remedy = "pip install triton, or PyTorch's CUDA wheel for Linux, which brings it"
+    raise UsageError(
+        f"inductor cannot compile for {str(device)!r}", expected=needed, got="none found",
+        remedy=f"{remedy}; or open the device without inductor, and PyTorch's kernels compute",
+    )  # fmt: skip
+
+
+def functions_of(
+    program: Program, attributes: Attributes, known: Mapping[int, Array], device: torch.device,
+    apart: Container[int] = (),
+) -> dict[int, int]:  # fmt: skip
+    """Return the consecutive operations that become functions, first to end; not those `apart`.
+
+    The last product of a function is left out, as its kernel writes into its planned place, and
+    inductor's would be copied there.
+    """
+    operations, functions = program.operations, dict[int, int]()
+    first = 0
+    with _fake_tensors():
+        for index in range(len(operations) + 1):
+            if index < len(operations) and index not in apart:
+                one = operations[index], attributes[index]
+                if _is_traceable(*one, program.values, known, device):
+                    continue
+            end = index
+            while end > first and _key(operations[end - 1]) in (*VIEWS, *PRODUCTS):
+                end -= 1
+            if sum(_key(o) not in VIEWS for o in operations[first:end]) > 1:
+                functions[first] = end
+            first = index + 1
+    return functions
+
+
+def _key(operation: Operation) -> tuple[str, str]:
+    return operation.domain, operation.op
+
+
+def _fake_tensors() -> Any:
+    """Return a mode of tensors without memory. It refuses tensors with numbers, as indices that are
+    known: in a function they would lie on the host, and a graph cannot read them there."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # Without a `ShapeEnv` inductor caches nothing.
+    return FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+
+
+def _is_traceable(
+    operation: Operation, attributes: Mapping[str, Any], values: Sequence[Value],
+    known: Mapping[int, Array], device: torch.device,
+) -> bool:  # fmt: skip
+    """Whether an operation computes floating-point numbers and conditions by a kernel that needs
+    nothing of the host, tried on tensors without memory."""
+    touched = {v for v in (*operation.inputs, *operation.outputs) if v != ABSENT and v not in known}
+    for value in touched:
+        layout = values[value].layout
+        kinds = values[value].type.data_type, layout and layout.data_type
+        if not {*kinds} <= {*TYPES, None} or 0 in values[value].type.shape:
+            return False
+    if ABSENT in operation.outputs or not touched.intersection(operation.inputs):
+        return False
+    operands = [
+        None if v == ABSENT else torch.empty(values[v].type.shape, dtype=_compute(values[v]),
+                                             device=device)
+        for v in operation.inputs
+    ]  # fmt: skip
+    try:
+        traced(operation, attributes, operands, values, known)
+    except Exception:  # Whatever PyTorch refuses.
+        return False
+    return True
+
+
+def _compute(value: Value) -> torch.dtype:
+    return TORCH_TYPES[DataType.from_dtype(value.type.data_type.compute_dtype)]
+
+
+def traced(
+    operation: Operation, attributes: Mapping[str, Any], operands: Sequence[torch.Tensor | None],
+    values: Sequence[Value], known: Mapping[int, Array],
+) -> Sequence[torch.Tensor]:  # fmt: skip
+    """Return the results of an operation as new tensors, rounded as they are stored.
+
+    Args:
+        operation, attributes: The operation.
+        operands: Tensors of the compute types; None: absent.
+        values: All values of its program.
+        known: Constants.
+
+    Raises:
+        LookupError: It has no kernel that suits.
+    """
+    kinds = [values[v].type for v in operation.outputs]
+    arrays = [known.get(v) for v in operation.inputs]
+    x = operands[0]
+    if x is not None and _key(operation) in VIEWS:
+        shapes = [kind.shape for kind in kinds]
+        views = views_of(operation, x, shapes, attributes, arrays)
+        if views is not None:
+            return views
+    read = [t if t is None or takes_strides(operation, t) else t.contiguous() for t in operands]
+    (device,) = {t.device for t in read if t is not None}
+    results = [
+        torch.empty(kind.shape, dtype=_compute(values[v]), device=device)
+        for v, kind in zip(operation.outputs, kinds, strict=True)
+    ]
+    call = TensorCall(read, results, attributes, arrays, _cannot_flag)
+    steps = KERNELS[_key(operation)](call)
+    if steps is None:
+        raise LookupError(operation.title)
+    for step in steps:
+        step()
+    return [_rounded(t, values[v]) for t, v in zip(results, operation.outputs, strict=True)]
+
+
+def _cannot_flag(indices: torch.Tensor, size: int) -> list[Thunk]:
+    raise LookupError("indices that are known in a run only")
+
+
+def _rounded(tensor: torch.Tensor, value: Value) -> torch.Tensor:
+    """Return a result as its readers see it: in its own type, and in the type that is stored."""
+    layout = value.layout
+    for kind in (
+        value.type.data_type,
+        value.type.data_type if layout is None else layout.data_type,
+    ):
+        tensor = tensor.to(TORCH_TYPES[kind]).to(tensor.dtype)
+    return tensor
+
+
+@dataclass
+class FunctionWriter(KernelWriter):
+    """Collects what a function of consecutive operations reads and writes, and compiles it.
+
+    Attributes:
+        precision: Of products, see `with_precision`.
+        compiled: Functions compiled before, by operations and by where tensors are in memory.
+    """
+
+    precision: str = "ieee"
+    compiled: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
+    _read: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        operations = {id(o): (o, a) for o, a in self.makers.values()}
+        self._operations = [*operations.values()]
+        inputs = dict.fromkeys(v for o, _ in self._operations for v in o.inputs if v != ABSENT)
+        self._read = [v for v in inputs if v not in self.makers]
+        self.loads = [self.read(value) for value in self._read]
+
+    def name(self, value: int, view: Any = ()) -> str:
+        return str(value)
+
+    def allows(self, target: torch.Tensor) -> bool:
+        # Compilers assume that what a function writes is not what it reads.
+        return not self.reads(target)
+
+    def launch(self) -> Launch:
+        """Return the call of the function, compiled now.
+
+        Raises:
+            RuntimeError: Inductor cannot compile it.
+        """
+        tensors = [*self.loads, *(target for _, target in self.stores)]
+        key = tuple(self.makers), tuple(name for name, _ in self.stores), *map(_place, tensors)
+        if key not in self.compiled:
+            self.compiled[key] = self._compiled(tensors)
+        return Launch(_call, self.compiled[key], self.precision, tensors)
+
+    def _compiled(self, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        def trace_and_compile() -> None:
+            with _fake_tensors():
+                examples = [_like(tensor) for tensor in tensors]
+                graph = make_fx(self._function)(*examples)
+            found.append(compiled_by_inductor(graph, examples))
+
+        found: list[Callable[..., Any]] = []
+        _alone(self.precision, trace_and_compile)
+        # Kernels are tuned in their first call, which must not be in a graph.
+        written = [torch.empty_like(target) for _, target in self.stores]
+        _call(found[0], self.precision, [*self.loads, *written])
+        return found[0]
+
+    def _function(self, *tensors: torch.Tensor) -> None:
+        made: dict[int, Any] = {ABSENT: None}
+        for value, tensor in zip(self._read, tensors, strict=False):
+            made[value] = tensor.to(_compute(self.values[value]))
+        for operation, attributes in self._operations:
+            operands = [made[v] for v in operation.inputs]
+            results = traced(operation, attributes, operands, self.values, self.known)
+            made |= zip(operation.outputs, results, strict=True)
+        for (name, _), target in zip(self.stores, tensors[len(self._read) :], strict=True):
+            target.copy_(made[int(name)])
+
+
+def compiled_by_inductor(graph: Any, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
+    """Return a graph compiled for tensors like the examples, or what was cached of it."""
+    from torch._inductor import compile as compile_by_inductor
+
+    # Processes that compile would outlive the compilation; the many kernels of a card need them.
+    alone = {} if examples[0].is_cuda else {"compile_threads": 1}
+    made: Callable[..., Any] = compile_by_inductor(graph, examples, OPTIONS | alone)
+    return made
+
+
+def _place(tensor: torch.Tensor) -> Hashable:
+    """Return what a function is compiled for."""
+    shift = tensor.data_ptr() % ALIGNMENT
+    return tensor.shape, tensor.stride(), tensor.dtype, shift
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with memory of its own that lies in it as another one does in its own."""
+    ends = zip(tensor.shape, tensor.stride(), strict=True)
+    start = tensor.data_ptr() % ALIGNMENT // tensor.itemsize
+    length = start + 1 + sum((size - 1) * stride for size, stride in ends)
+    flat = torch.empty(length, dtype=tensor.dtype, device=tensor.device)
+    return flat.as_strided(tensor.shape, tensor.stride(), start)
+
+
+def _alone(precision: str, call: Thunk) -> None:
+    """Call something whatever modes of PyTorch the caller is in."""
+    cpu, cuda = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
+    with torch.inference_mode(False), torch.no_grad(), cpu, cuda:
+        with_precision(precision, call)
+
+
+def _call(function: Callable[..., Any], precision: str, tensors: Sequence[torch.Tensor]) -> None:
+    _alone(precision, partial(function, *tensors))
