@@ -176,7 +176,7 @@ def test_it_is_chosen_by_name_only() -> None:
     with pytest.raises(UsageError, match="open_device\\('cuda:0', executor='cuda-inductor'\\)"):
         stitch.open_device("tiny", executor="cuda-inductor")
     with stitch.open_device("torch:cpu") as device:
-        assert not device.backend.executor.inductor
+        assert device.backend.executor.name == "torch:cpu"
     with stitch.open_device("tiny", executor="torch:cpu-inductor") as device:
         assert (device.backend.executor.name, device.machine.name) == ("torch:cpu-inductor", "tiny")
 
@@ -208,13 +208,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def results(model: Any, given: Any, *device: str) -> list[np.ndarray]:
-    options = dict(zip(("machine", "executor"), device, strict=False))
-    with stitch.open_device(**options) as opened_device:
-        program = opened_device.load(model)
+def results(model: Any, given: Any, machine: str, executor: str = "numpy") -> list[np.ndarray]:
+    with stitch.open_device(machine, executor=executor) as device:
+        program = device.load(model)
         for _ in range(4):
             found = program(*given)
-        return [t.numpy() for t in (found if isinstance(found, tuple) else (found,))]
+        arrays = [t.numpy() for t in (found if isinstance(found, tuple) else (found,))]
+        del found
+        return arrays
 
 
 def of_both(model: Any, given: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:

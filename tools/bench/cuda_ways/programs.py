@@ -37,6 +37,8 @@ LIMITS = ("recompile_limit", "accumulated_recompile_limit")
 
 EAGER, COMPILED, REDUCED = "torch, eager", "torch.compile", "torch.compile, reduce-overhead"
 BY_HAND, OURS = "torch, eager, CUDA graph by hand", "stitch, pipe(tensor)"
+#: By inductor, and its goal over `REDUCED` by network.
+BY_INDUCTOR, INDUCTOR_GOALS = "stitch, cuda-inductor, pipe(tensor)", {"ResNet": 0.3}
 
 
 def in_turn(parts: Sequence[Any], x: Any) -> Run:
@@ -127,6 +129,14 @@ def ours(bench: Bench, case: str, binaries: Sequence[Any], x: Any, expected: Any
     return found
 
 
+def by_inductor(bench: Bench, case: str, binaries: Sequence[Any], x: Any, expected: Any) -> Any:
+    """Stitch's time with functions that inductor compiles."""
+    with bench.guarded(case), bench.device(executor="cuda-inductor") as device:
+        pipe = stitch.Pipeline([device.load(binary) for binary in binaries])
+        fixed = device.tensor(x.to(bench.place), borrow=True)
+        return bench.measure(case, BY_INDUCTOR, lambda: lambda: pipe(fixed), expected)
+
+
 def by_numpy(binaries: Sequence[Any], x: Any) -> Any:
     """What the programs mean: the executor `numpy`."""
     with stitch.open_device("cuda", executor="numpy") as device:
@@ -167,10 +177,13 @@ def networks(bench: Bench, names: Sequence[str], batches: Sequence[int], sizes: 
     for batch in batches:
         for name in names:
             with bench.guarded(case := f"{name}, 6 files, batch {batch}"):
-                _network(bench, case, network(name, sizes, batch), is_first=batch == batches[0])
+                goal = INDUCTOR_GOALS.get(name) if bench.peers else None
+                _network(bench, case, network(name, sizes, batch), batch == batches[0], goal)
 
 
-def _network(bench: Bench, case: str, made: tuple[list[Any], Any], *, is_first: bool) -> None:
+def _network(
+    bench: Bench, case: str, made: tuple[list[Any], Any], is_first: bool, goal: float | None
+) -> None:
     parts, x = made
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         files, y = list[Path](), x
@@ -181,6 +194,8 @@ def _network(bench: Bench, case: str, made: tuple[list[Any], Any], *, is_first: 
         # By the executor numpy, which takes seconds, or by PyTorch.
         expected = by_numpy(files, x) if is_first else y.numpy()
         mine = ours(bench, case, files, x, expected)
+        if is_first and goal is not None:
+            mine[BY_INDUCTOR] = by_inductor(bench, case, files, x, expected)
     theirs = peers(bench, case, parts, x, expected, (REDUCED,) if is_first else ())
     bench.ratio("2", f"{case}: / by hand", mine[OURS], theirs[BY_HAND], BY_HAND_GOAL)
     bench.goal("2", f"{case}: passes with copies", mine["copies"], 0)
@@ -189,6 +204,9 @@ def _network(bench: Bench, case: str, made: tuple[list[Any], Any], *, is_first: 
             "2", f"{case}: / reduce-overhead", mine[OURS], theirs.get(REDUCED), REDUCED_GOAL
         )
         bench.goal("3", f"{case}: float32 error", mine["error"], ERROR_GOAL)
+    if is_first and goal is not None:
+        name = f"{case}: cuda-inductor / reduce-overhead"
+        bench.ratio("2", name, mine[BY_INDUCTOR], theirs.get(REDUCED), goal)
 
 
 def operations(bench: Bench, draws: int) -> None:
