@@ -538,6 +538,8 @@ def _windows(call: TensorCall, x: torch.Tensor | None) -> Any:
         given, tuple(x.shape[2:]), tuple(given["kernel_shape"]), bool(given["ceil_mode"])
     )
     few = all(2 * pad <= size for pad, size in zip(windows.begin, windows.kernel, strict=True))
+    # Else a window may have no element, whose index PyTorch makes up.
+    few &= all(step <= size for step, size in zip(windows.dilations, x.shape[2:], strict=True))
     is_plain = windows.begin == windows.end and not any(windows.overhang) and few
     sizes = windows.kernel, windows.strides, windows.begin, windows.dilations
     return sizes if is_plain else None

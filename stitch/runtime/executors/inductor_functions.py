@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,8 +39,6 @@ OPTIONS = {"emulate_precision_casts": True}
 #: A vector load of a card reads so many bytes at once.
 ALIGNMENT = 16
 
-Attributes = Sequence[Mapping[str, Any]]
-
 
 def check_compiler(device: torch.device) -> None:
     """Raise `UsageError` if inductor lacks the compiler that it needs for a device."""
@@ -58,8 +57,8 @@ def check_compiler(device: torch.device) -> None:
 
 
 def functions_of(
-    program: Program, attributes: Attributes, known: Mapping[int, Array], device: torch.device,
-    apart: Container[int] = (),
+    program: Program, attributes: Sequence[Mapping[str, Any]], known: Mapping[int, Array],
+    device: torch.device, apart: Container[int] = (),
 ) -> dict[int, int]:  # fmt: skip
     """Return the consecutive operations that become functions, first to end; not those `apart`.
 
@@ -106,16 +105,12 @@ def _is_traceable(
     touched = {v for v in (*operation.inputs, *operation.outputs) if v != ABSENT and v not in known}
     for value in touched:
         layout = values[value].layout
-        kinds = values[value].type.data_type, layout and layout.data_type
-        if not {*kinds} <= {*TYPES, None} or 0 in values[value].type.shape:
+        kinds = {values[value].type.data_type, layout and layout.data_type}
+        if not kinds <= {*TYPES, None} or 0 in values[value].type.shape:
             return False
     if ABSENT in operation.outputs or not touched.intersection(operation.inputs):
         return False
-    operands = [
-        None if v == ABSENT else torch.empty(values[v].type.shape, dtype=_compute(values[v]),
-                                             device=device)
-        for v in operation.inputs
-    ]  # fmt: skip
+    operands = [None if v == ABSENT else _new(values[v], device) for v in operation.inputs]
     try:
         traced(operation, attributes, operands, values, known)
     except Exception:  # Whatever PyTorch refuses.
@@ -125,6 +120,10 @@ def _is_traceable(
 
 def _compute(value: Value) -> torch.dtype:
     return TORCH_TYPES[DataType.from_dtype(value.type.data_type.compute_dtype)]
+
+
+def _new(value: Value, device: torch.device) -> torch.Tensor:
+    return torch.empty(value.type.shape, dtype=_compute(value), device=device)
 
 
 def traced(
@@ -142,20 +141,16 @@ def traced(
     Raises:
         LookupError: It has no kernel that suits.
     """
-    kinds = [values[v].type for v in operation.outputs]
     arrays = [known.get(v) for v in operation.inputs]
     x = operands[0]
     if x is not None and _key(operation) in VIEWS:
-        shapes = [kind.shape for kind in kinds]
+        shapes = [values[v].type.shape for v in operation.outputs]
         views = views_of(operation, x, shapes, attributes, arrays)
         if views is not None:
             return views
     read = [t if t is None or takes_strides(operation, t) else t.contiguous() for t in operands]
     (device,) = {t.device for t in read if t is not None}
-    results = [
-        torch.empty(kind.shape, dtype=_compute(values[v]), device=device)
-        for v, kind in zip(operation.outputs, kinds, strict=True)
-    ]
+    results = [_new(values[v], device) for v in operation.outputs]
     call = TensorCall(read, results, attributes, arrays, _cannot_flag)
     steps = KERNELS[_key(operation)](call)
     if steps is None:
@@ -253,7 +248,8 @@ def compiled_by_inductor(graph: Any, examples: Sequence[torch.Tensor]) -> Callab
 
     # Processes that compile would outlive the compilation; the many kernels of a card need them.
     alone = {} if examples[0].is_cuda else {"compile_threads": 1}
-    made: Callable[..., Any] = compile_by_inductor(graph, examples, OPTIONS | alone)
+    with warnings.catch_warnings(action="ignore"):  # What inductor says of its own code.
+        made: Callable[..., Any] = compile_by_inductor(graph, examples, OPTIONS | alone)
     return made
 
 
