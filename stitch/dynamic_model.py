@@ -140,19 +140,23 @@ class DynamicModel:
                 return model(*arguments)
         return self._model_for(arguments, named)(*arguments, **named)
 
-    def _model_for(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> CompiledModel:
-        graph, sizes = self.program.graph, self.program.sizes
-        types = [(s.name, type_text(graph.input_type(i))) for i, s in enumerate(graph.inputs)]
-        inputs = arranged(f"model {graph.name!r}", types, arguments, named)
-        by_name = {name: value for (name, _), value in zip(types, inputs, strict=True)}
+    def sizes_of(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """Return the sizes that shapes of inputs have, some of them if inputs are left out.
+
+        Raises:
+            UsageError: Two shapes disagree about a size, or one has too few axes.
+        """
+        graph = self.program.graph
         found: dict[str, tuple[int, str]] = {}
-        key: list[int] = []
-        for name, axis, dim in sizes.sources:
-            value, where = by_name[name], f"{name}.shape[{axis}]"
-            shape = value.shape if hasattr(value, "shape") else np.shape(value)
+        for name, axis, dim in self.program.sizes.sources:
+            if name not in shapes:
+                continue
+            shape, where = shapes[name], f"{name}.shape[{axis}]"
             if axis >= len(shape):
+                index = [slot.name for slot in graph.inputs].index(name)
                 raise UsageError(f"input {name!r} has too few axes for size {dim!r}",
-                                 expected=dict(types)[name], got=str(list(shape)))  # fmt: skip
+                                 expected=type_text(graph.input_type(index)),
+                                 got=str(list(shape)))  # fmt: skip
             size, first = found.setdefault(dim, (shape[axis], where))
             if size != shape[axis]:
                 raise UsageError(
@@ -160,8 +164,19 @@ class DynamicModel:
                     got=f"{where} = {shape[axis]}", remedy="pass inputs of one size, or declare "
                     "two Dims with different names",
                 )  # fmt: skip
-            key.append(size)
-        model = self.at(**{name: size for name, (size, _) in found.items()})
+        return {name: size for name, (size, _) in found.items()}
+
+    def _model_for(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> CompiledModel:
+        graph, sizes = self.program.graph, self.program.sizes
+        types = [(s.name, type_text(graph.input_type(i))) for i, s in enumerate(graph.inputs)]
+        inputs = arranged(f"model {graph.name!r}", types, arguments, named)
+        by_name = {
+            name: value.shape if hasattr(value, "shape") else np.shape(value)
+            for (name, _), value in zip(types, inputs, strict=True)
+        }
+        found = self.sizes_of(by_name)
+        key = [by_name[name][axis] for name, axis, _ in sizes.sources]
+        model = self.at(**found)
         self._by_key[key[0] if len(key) == 1 else tuple(key)] = model
         return model
 

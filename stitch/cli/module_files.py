@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from stitch import api
+from stitch.api import DynamicModel
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
 from stitch.files import (
     note_file,
@@ -19,7 +20,7 @@ from stitch.machine import Machine, known_machines, load_machine
 from stitch.option_values import DEFAULT_TARGET
 from stitch.program import Program
 from stitch.report import counted
-from stitch.ttb import Binary, load
+from stitch.ttb import Binary, SymbolicBinary, load_any
 
 _T = TypeVar("_T")
 
@@ -45,6 +46,7 @@ class ModuleFile:
 def read_modules(
     paths: Sequence[str], functions: Sequence[str] = (), *, verify: str = "metadata",
     device: str | None = None, compiling: Callable[[str], None] | None = None,
+    sizes: Callable[[DynamicModel, str, str], Mapping[str, int]] | None = None,
 ) -> tuple[ModuleFile, ...]:  # fmt: skip
     """Read modules, in order.
 
@@ -54,9 +56,12 @@ def read_modules(
         verify: As for `stitch.load`.
         device: The target of ONNX models, by default the machine of the first other module.
         compiling: Called before an ONNX model is compiled; None: ONNX models are refused.
+        sizes: Returns the sizes for a module with named sizes, of its file and label; None: such
+            modules are refused.
 
     Raises:
         UsageError: Too many or unknown functions.
+        IncompatibleError: A module has named sizes.
     """
     if len(functions) > len(paths):
         raise UsageError(
@@ -67,12 +72,14 @@ def read_modules(
         raise UsageError("standard input holds one module only", got="--module=- twice")
     chosen = [*functions, *[""] * (len(paths) - len(functions))]
     models = {path for path in paths if compiling and Path(path).suffix.lower() == ".onnx"}
-    binaries = {path: _binary(path, verify) for path in paths if path not in models}
+    binaries = {
+        path: _placed(read_file(path, verify), path, sizes) for path in paths if path not in models
+    }
     for path in models:
         target = device or next((b.machine.name for b in binaries.values()), DEFAULT_TARGET)
         binaries[path] = _compiled(path, target, compiling)
     return tuple(
-        ModuleFile(path, "stdin" if path == "-" else Path(path).stem, binaries[path],
+        ModuleFile(path, _label(path), binaries[path],
                _program(binaries[path], name, path))
         for path, name in zip(paths, chosen, strict=True)
     )  # fmt: skip
@@ -108,12 +115,29 @@ def with_program(module: ModuleFile, program: Program) -> ModuleFile:
     return replace(module, binary=replace(module.binary, programs=programs), program=program)
 
 
-def _binary(path: str, verify: str) -> Binary:
+def read_file(path: str, verify: str) -> Binary | SymbolicBinary:
+    """Read a `.ttb` file, or standard input for `-`."""
     how: Literal["metadata", "full"] = "full" if verify == "full" else "metadata"
     if path == "-":
         note_file(0, "standard input")
-        return load(sys.stdin.buffer.read(), verify=how)
-    return load(path, verify=how)
+        return load_any(sys.stdin.buffer.read(), verify=how)
+    return load_any(path, verify=how)
+
+
+def _label(path: str) -> str:
+    return "stdin" if path == "-" else Path(path).stem
+
+
+def _placed(
+    binary: Binary | SymbolicBinary, path: str,
+    sizes: Callable[[DynamicModel, str, str], Mapping[str, int]] | None,
+) -> Binary:  # fmt: skip
+    if isinstance(binary, Binary):
+        return binary
+    if sizes is None:
+        raise binary.needs_sizes(path)
+    model = DynamicModel.of(binary)
+    return model.at(**sizes(model, path, _label(path))).binary
 
 
 def _compiled(path: str, target: str, compiling: Callable[[str], None] | None) -> Binary:

@@ -20,7 +20,12 @@ from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.compiler.changed_slots import with_layouts
-    from stitch.compiler.dynamic_program import DynamicProgram, compile_dynamic, type_text
+    from stitch.compiler.dynamic_program import (
+        DynamicProgram,
+        compile_dynamic,
+        elements_text,
+        type_text,
+    )  # fmt: skip
     from stitch.compiler.gradients import (
         Differentiated,
         Recompute,
@@ -35,7 +40,7 @@ else:
         __name__,
         {
             "changed_slots": "with_layouts",
-            "dynamic_program": "DynamicProgram compile_dynamic type_text",
+            "dynamic_program": "DynamicProgram compile_dynamic elements_text type_text",
             "gradients": "Differentiated Recompute check_recompute differentiate "
             "differentiate_parts prepare_for_parts",
             "split": "cut_names cuttable node_ends split_graph",
@@ -46,7 +51,7 @@ __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "DynamicProgram",
     "LoopNote", "RATED_EXECUTORS", "Recompute", "SCHEDULES", "add_output_identities",
     "check_recompute", "check_schedule", "compile_dynamic", "compile_graph", "cut_names",
-    "cuttable", "differentiate", "differentiate_parts", "node_ends", "optimize",
+    "cuttable", "differentiate", "differentiate_parts", "elements_text", "node_ends", "optimize",
     "prepare_for_parts", "rated_executor", "rewrite_graph", "split_graph", "type_text",
     "with_layouts", "write_graph",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from stitch.graph import ComputationGraph
 from stitch.machine import Machine, MachineShape
 from stitch.program import (
     MAX_SIZE,
+    Array,
     Constant,
     Guard,
     Program,
@@ -28,6 +29,7 @@ from stitch.program import (
     Value,
     ValueType,
     at_sizes,
+    integers_of,
     is_symbolic,
 )
 
@@ -112,11 +114,16 @@ class DynamicProgram:
 
 def type_text(kind: ValueType) -> str:
     """Return the text of a type, with expressions for symbolic sizes."""
-    shape = [
-        size.expression.text(True) if isinstance(size, SymbolicSize) else str(size)
-        for size in kind.shape
-    ]
-    return "x".join([*shape, kind.data_type.short])
+    return "x".join([*(_size_text(size, True) for size in kind.shape), kind.data_type.short])
+
+
+def elements_text(data: Array) -> str:
+    """Return the text of the integers of a constant, with expressions for symbolic sizes."""
+    return f"[{', '.join(_size_text(element, False) for element in integers_of(data))}]"
+
+
+def _size_text(size: object, as_factor: bool) -> str:
+    return size.expression.text(as_factor) if isinstance(size, SymbolicSize) else str(size)
 
 
 def _value_at(value: Value, sizes: dict[str, int]) -> Value:

@@ -63,5 +63,5 @@ class SymbolicBinary:
             where=where,
             expected="a file without named sizes",
             got=", ".join(f"{d.name}: {d.least} to {d.most}" for d in self.sizes.dims.values()),
-            remedy=f"choose them: stitch.load(path).at({chosen})",
+            remedy=f"choose them: stitch.load(path).at({chosen}) is a model to load or to save",
         )

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from stitch.compiler import elements_text, type_text
 from stitch.errors import StitchError
 from stitch.linker import demands
 from stitch.machine import MachineShape
 from stitch.program import (
     ABSENT,
     OPAQUE_DOMAIN,
+    InputSlot,
     MathFidelity,
+    OperationList,
+    OutputSlot,
     Program,
     Space,
     TensorDesc,
+    ValueType,
+    has_symbols,
 )
 from stitch.report import counted
 from stitch.runtime import check_program, make_executor, program_peak
-from stitch.ttb import Binary, FileSizes, Origin
+from stitch.ttb import SYMBOLIC_SIZES, Binary, FileSizes, Origin, SymbolicBinary
 
 #: The executor whose host memory is shown.
 HOST_EXECUTOR = "numpy"
@@ -31,23 +37,82 @@ SECTIONS = ("inputs", "outputs", "operations", "memory")
 
 def describe(binary: Binary, sizes: FileSizes, sections: Sequence[str]) -> dict[str, Any]:
     """Return the binary as plain data: the head, and the selected sections of each program."""
-    shape = binary.machine
+    programs = [
+        _program(p, binary.machine, sections) | _lives(binary.origin, p, sections)
+        for p in binary.programs
+    ]
+    return {**_head(binary, binary.requires, sizes), "programs": programs}
+
+
+def _head(
+    binary: Binary | SymbolicBinary, requires: Sequence[str], sizes: FileSizes
+) -> dict[str, Any]:
+    origin = binary.origin if isinstance(binary, Binary) else None
     return {
         "format_version": str(binary.version),
         "producer": binary.producer,
         "opset": binary.opset,
-        "requires": list(binary.requires),
-        "machine": machine_json(shape),
-        **({} if binary.origin is None else {"origin": _origin(binary.origin)}),
+        "requires": list(requires),
+        "machine": machine_json(binary.machine),
+        **({} if origin is None else {"origin": _origin(origin)}),
         "size": {
-            name: list(size) if name == "segments" else size
-            for name, size in asdict(sizes).items()
+            name: list(size) if name == "segments" else size for name, size in asdict(sizes).items()
         },
-        "programs": [
-            _program(p, shape, sections) | _lives(binary.origin, p, sections)
-            for p in binary.programs
+    }
+
+
+def describe_symbolic(
+    binary: SymbolicBinary, sizes: FileSizes, sections: Sequence[str]
+) -> dict[str, Any]:
+    """Return a binary with named sizes as plain data: as `describe`, with expressions in types."""
+    graph, named = binary.graph, binary.sizes
+
+    def slots(listed: Sequence[InputSlot] | Sequence[OutputSlot]) -> list[dict[str, str]]:
+        return [{"name": s.name, "type": type_text(graph.values[s.value].type)} for s in listed]
+
+    program: dict[str, Any] = {
+        "name": graph.name,
+        "role": binary.role.value,
+        "sizes": [asdict(dim) | {"example": named.hints[name]} for name, dim in named.dims.items()],
+        "guards": [
+            {"left": str(g.left), "relation": g.relation, "right": str(g.right), "line": g.line,
+             "relied": g.relied, "is_specialised": g.is_specialised}
+            for g in named.guards
         ],
     }  # fmt: skip
+    if "inputs" in sections:
+        program["inputs"] = slots(graph.inputs)
+    if "outputs" in sections:
+        program["outputs"] = slots(graph.outputs)
+    if "operations" in sections:
+        program["operations"] = _operations(graph, type_text)
+        program["constants"] = [
+            {"name": graph.values[c.value].name, "elements": elements_text(c.data)}
+            for c in graph.constants if has_symbols(c.data)
+        ]  # fmt: skip
+    head = _head(binary, (SYMBOLIC_SIZES,), sizes)
+    return {**head, "programs": [], "symbolic": program}
+
+
+def symbolic_lines(described: Mapping[str, Any]) -> list[str]:
+    """Return the program of `describe_symbolic` as text."""
+    out = [f"program {described['name']} ({described['role']}), with named sizes"]
+    out += [
+        f"  size   {size['name']}: {size['least']} to {size['most']}, compiled at {size['example']}"
+        for size in described["sizes"]
+    ]
+    for guard in described["guards"]:
+        kind = "specialised" if guard["is_specialised"] else "guard "
+        lines = " by ".join(filter(None, (guard["line"], guard["relied"])))
+        out.append(f"  {kind} {guard['left']} {guard['relation']} {guard['right']} ({lines})")
+    for side in ("input", "output"):
+        for slot in described.get(f"{side}s", ()):
+            out.append(f"  {side:6} {slot['name']}: {slot['type']}")
+    for constant in described.get("constants", ()):
+        out.append(f"  constant {constant['name']} = {constant['elements']}")
+    if "operations" in described:
+        out += _operation_lines(described["operations"])
+    return out
 
 
 def _origin(origin: Origin) -> dict[str, Any]:
@@ -125,7 +190,9 @@ def _slot(name: str, program: Program, value: int, desc: TensorDesc) -> dict[str
     }
 
 
-def _operations(program: Program) -> list[dict[str, Any]]:
+def _operations(
+    program: OperationList, text: Callable[[ValueType], str] = ValueType.text
+) -> list[dict[str, Any]]:
     def names(indices: Sequence[int]) -> list[str]:
         return ["" if i == ABSENT else program.values[i].name for i in indices]
 
@@ -136,7 +203,7 @@ def _operations(program: Program) -> list[dict[str, Any]]:
             "inputs": names(operation.inputs),
             "outputs": names(operation.outputs),
             "types": [
-                "" if i == ABSENT else program.values[i].type.text() for i in operation.outputs
+                "" if i == ABSENT else text(program.values[i].type) for i in operation.outputs
             ],
             "attributes": {
                 key: list(value) if isinstance(value, tuple) else value

@@ -22,12 +22,20 @@ from stitch.cli.command import (
     say,
     say_result,
 )
-from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
+from stitch.cli.inspect.describe import (
+    SECTIONS,
+    describe,
+    describe_symbolic,
+    head_lines,
+    program_lines,
+    symbolic_lines,
+)
 from stitch.cli.module_files import (
     ModuleFile,
     lacking_lines,
     machine_for,
     read_document,
+    read_file,
     read_modules,
     with_unique_names,
 )
@@ -43,6 +51,7 @@ from stitch.machine import Machine
 from stitch.planner import Plan, check_plan
 from stitch.report import Budget, CopyLine, counted, plan_peaks, read_record
 from stitch.runtime import make_executor
+from stitch.ttb import Binary, SymbolicBinary
 
 # `stitch-inspect a.ttb b.ttb`: the cost of stitching, and advice.
 
@@ -218,18 +227,22 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     path = options.modules[0]
-    (module,) = read_modules([path], verify=options.verify)
-    binary = module.binary
+    binary = read_file(path, options.verify)
     sizes = api.inspect_sizes(binary if path == "-" else path)
     asked = options.section or ["inputs", "outputs", "memory"]
     sections = SECTIONS if "all" in asked else tuple(s for s in SECTIONS if s in asked)
-    described = describe(binary, sizes, sections)
-    if options.for_executor is not None:
+    if isinstance(binary, SymbolicBinary):
+        if options.for_executor is not None:
+            raise binary.needs_sizes(path)
+        described = describe_symbolic(binary, sizes, sections)
+    else:
+        described = describe(binary, sizes, sections)
+    if isinstance(binary, Binary) and options.for_executor is not None:
         executor = make_executor("torch:cpu")
         for program, facts in zip(binary.programs, described["programs"], strict=True):
             if not program.is_opaque:
                 facts["by_way_of_the_host"] = list(executor.left_to_host(program, binary.machine))
-    has_checksums = binary.origin is None
+    has_checksums = isinstance(binary, SymbolicBinary) or binary.origin is None
     if options.verify == "full" and has_checksums:
         described["verified"] = "full"
     if options.json:
@@ -238,6 +251,8 @@ def _show(options: argparse.Namespace) -> int:
     lines = head_lines("standard input" if path == "-" else path, described)
     for program in described["programs"]:
         lines += program_lines(program)
+    if "symbolic" in described:
+        lines += symbolic_lines(described["symbolic"])
     if options.verify == "full":
         lines.append(
             "all checksums match"

@@ -80,6 +80,8 @@ def _take_files(options: argparse.Namespace) -> None:
     if not documents:
         _take_modules(options)
         return
+    if options.at:
+        raise UsageError("--at is for modules: a pipeline takes those without named sizes")
     if len(options.files) > 1 or options.module or options.wire or options.function:
         raise UsageError(
             "a pipeline runs alone: its file names the modules and their connections",

@@ -38,6 +38,7 @@ from stitch.cli.module_files import (
     read_modules,
     with_unique_names,
 )
+from stitch.cli.named_sizes import parse_sizes, sizes_for
 from stitch.cli.options import EXPECTED_FORM, OUTPUT_FORM
 from stitch.cli.output_checks import (
     DATABASE,
@@ -77,7 +78,7 @@ from stitch.cli.run_inputs import (
 )
 from stitch.cli.tables import table_lines
 from stitch.cli.wiring import wires_of
-from stitch.errors import StitchError, UsageError
+from stitch.errors import StitchError, UsageError, unknown
 from stitch.files import OutputFiles, make_folder, write_files
 from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, typed
 from stitch.linker import ProgramNames
@@ -499,10 +500,21 @@ def _refuse_results(options: argparse.Namespace) -> None:
 
 
 def _chain(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
+    asked, is_alone = parse_sizes(options.at), len(options.module) == 1
+    used: set[str] = set()
+
+    def sizes(model: api.DynamicModel, path: str, label: str) -> dict[str, int]:
+        used.update(model.program.sizes.dims)
+        return sizes_for(model, path, label, options.input, asked, is_alone)
+
     with phase("reading modules"):
-        modules = with_unique_names(
-            read_modules(options.module, options.function, device=options.device, compiling=_note)
-        )
+        modules = with_unique_names(read_modules(
+            options.module, options.function, device=options.device, compiling=_note, sizes=sizes,
+        ))  # fmt: skip
+    for name in asked:
+        if name not in used:
+            raise unknown(f"no module has a size {name!r}, which --at gives", name, used,
+                          UsageError)  # fmt: skip
     for line in lacking_lines(modules):
         _note(line)
     named = named_inputs(options.input)
