@@ -53,7 +53,8 @@ class SymbolicDecoder(Decoder):
         try:
             graph, sizes, used = self._symbolic_graph(symbolic)
         except StitchError as error:
-            self._problems.add("symbolic", _WHERE, one_line(error))
+            if not self._problems.count:
+                self._problems.add("symbolic", _WHERE, one_line(error))
             return None
         if self._problems.count:
             return None

@@ -121,9 +121,40 @@ def test_every_size_stays_free_and_equals_compiling_there(name: str) -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_random_sizes_equal_compiling_there(name: str) -> None:
     model, draw = dynamic_model(name), random.Random(name)
-    dims = model.program.sizes.dims.values()
-    for _ in range(200):
-        check_at(model, name, {dim.name: draw.randint(dim.least, dim.most) for dim in dims})
+    dims, read = model.program.sizes.dims.values(), stitch.load(model.encode())
+    for k in range(200):
+        sizes = {dim.name: draw.randint(dim.least, dim.most) for dim in dims}
+        check_at((model, read)[k % 2], name, sizes)
+
+
+#: Bounds of sizes that are compared without running.
+WIDE = {
+    "mlp": {"batch": 100_000}, "cnn": {"batch": 20_000},
+    "transformer_block": {"batch": 500, "length": 200}, "two_inputs": {"batch": 2_000},
+}  # fmt: skip
+
+
+@pytest.mark.campaign("dynamic_sizes")
+@pytest.mark.parametrize("name", MODULES)
+def test_a_file_at_random_sizes_equals_compiling_there(name: str) -> None:
+    check_file(name, 150, random.Random(name))
+
+
+def check_file(name: str, count: int, draw: random.Random) -> None:
+    """A saved and loaded model equals the one saved and compiling, in text and bytes."""
+    module, shapes, axes = MODULES[name]
+    wide = {slot: {axis: stitch.Dim(dim.name, 1, WIDE[name][dim.name])
+                   for axis, dim in by_axis.items()}
+            for slot, by_axis in axes.items()}  # fmt: skip
+    model = stitch.compile(module, zeros(shapes.values()), dynamic_shapes=wide)
+    read = stitch.load(model.encode())
+    assert not model.program.guards and read.encode() == model.encode()
+    for _ in range(count):
+        sizes = {dim.name: draw.randint(1, dim.most) for dim in model.program.sizes.dims.values()}
+        expected = stitch.compile(module, zeros(shapes_at(name, sizes)))
+        for one in (read.at(**sizes), model.at(**sizes)):
+            assert one.text() == expected.text()
+            assert one.encode() == expected.encode()
 
 
 def test_calls_choose_by_shape_and_each_size_is_made_once() -> None:
