@@ -123,7 +123,11 @@ def _array(value: Any) -> Array:
 def common_dtype(*values: Any) -> np.dtype[Any]:
     """Return the type to which NumPy promotes these operands."""
     kinds = [dtype_of(value) for value in values]
-    weak = [value for value, kind in zip(values, kinds, strict=True) if isinstance(kind, type)]
+    # Of a Python number only the type counts.
+    weak = [
+        0 if is_symbolic(value) else value
+        for value, kind in zip(values, kinds, strict=True) if isinstance(kind, type)
+    ]  # fmt: skip
     strong = [kind for kind in kinds if not isinstance(kind, type)]
     if weak and strong and all(kind.kind == "V" for kind in strong):
         weak = []

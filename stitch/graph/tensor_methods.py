@@ -14,7 +14,15 @@ from stitch.errors import CompileError, UsageError
 from stitch.graph.emitter import DataTypeLike, Emitter, axes_of, axis_of, data_type_of
 from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import Axes, Operand, SymbolicTensor
-from stitch.program import Array, DataType, SymbolicSize, size_of, slice_bounds
+from stitch.program import (
+    Array,
+    DataType,
+    SymbolicSize,
+    is_same_size,
+    same_shape,
+    size_of,
+    slice_bounds,
+)
 
 
 def _unary(op: str, says: str) -> Callable[[Any, Operand], SymbolicTensor]:
@@ -260,7 +268,7 @@ def selection_of(shape: tuple[int, ...], key: object) -> Selection:
         length = shape[axis]
         if isinstance(part, slice):
             start, end, step = _slice(part, length)
-            if (start, end, step) != (0, length, 1):
+            if step != 1 or not same_shape((start, end), (0, length)):
                 slices.append((axis, start, end, step))
             position, kept = position + 1, kept + 1
         elif _is_basic(part) and not has_arrays:
@@ -394,7 +402,7 @@ class ShapeMethods(ElementwiseMethods):
                 expected=f"{tensor.size} elements, as in {list(tensor.shape)}",
                 got=str(list(shape) if isinstance(shape, Sequence) else shape),
             )
-        if tuple(wanted) == tensor.shape:
+        if same_shape(wanted, tensor.shape):
             return tensor
         return self._one("Reshape", tensor, wanted, allowzero=1 if 0 in wanted else None)
 
@@ -454,14 +462,17 @@ class ShapeMethods(ElementwiseMethods):
         tensor, wanted = self.tensor(x), tuple(size_of(d) for d in shape)
         padded = (1,) * (len(wanted) - len(tensor.shape)) + tensor.shape
         if len(padded) != len(wanted) or any(
-            d not in (w, 1) or w < 0 for d, w in zip(padded, wanted, strict=True)
+            not (is_same_size(d, w) or d in (1, w)) or w < 0
+            for d, w in zip(padded, wanted, strict=True)
         ):
             raise mistake(
                 "a tensor broadcasts only along axes of length 1",
                 expected=f"a shape ending in {list(tensor.shape)}",
                 got=str(list(wanted)),
             )
-        return tensor if wanted == tensor.shape else self._one("Expand", tensor, list(wanted))
+        if same_shape(wanted, tensor.shape):
+            return tensor
+        return self._one("Expand", tensor, list(wanted))
 
     def concat(self, tensors: Sequence[Operand], axis: int = 0) -> SymbolicTensor:
         """Join tensors of one data type along an axis."""

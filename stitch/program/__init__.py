@@ -81,6 +81,7 @@ from stitch.program.symbolic_sizes import (
     at_sizes,
     is_same_size,
     is_symbolic,
+    same_shape,
     size_of,
     slice_bounds,
 )
@@ -97,5 +98,6 @@ __all__ = [
     "as_read_only", "at_sizes", "body_lines", "can_change", "dense_bytes", "expressions_of",
     "has_symbols", "holds_foreign", "host_layout", "int64_array", "integers_of", "is_deferred",
     "is_same_size", "is_scan", "is_symbolic", "link_problem", "name_of", "result_types",
-    "same_bytes", "same_integers", "size_of", "slice_bounds", "structure_problems", "summary",
+    "same_bytes", "same_integers", "same_shape", "size_of", "slice_bounds",
+    "structure_problems", "summary",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from stitch.program.contents import Array
-from stitch.program.symbolic_sizes import at_sizes, is_symbolic
+from stitch.program.symbolic_sizes import at_sizes, is_symbolic, same_shape
 
 _SCALAR = np.zeros((), np.int64)
 _SCALAR.flags.writeable = False
@@ -126,10 +126,7 @@ def integers_of(data: Array) -> tuple[int, ...]:
 
 
 def same_integers(one: Array, other: Array) -> bool:
-    """Return whether two integer arrays, of which one is symbolic, are equal; may record guards."""
+    """Return whether two integer arrays, of which one is symbolic, are equal at every size."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    pairs = list(zip(integers_of(one), integers_of(other), strict=True))
-    # Numbers first: they decide without a guard.
-    pairs.sort(key=lambda pair: is_symbolic(pair[0]) or is_symbolic(pair[1]))
-    return all(a == b for a, b in pairs)
+    return same_shape(integers_of(one), integers_of(other))

@@ -470,16 +470,22 @@ def is_symbolic(size: object) -> bool:
     return isinstance(size, SymbolicSize)
 
 
-def is_same_size(one: Any, other: Any) -> bool:
-    """Return whether two sizes have one normal form, without a guard if they have not."""
-    if isinstance(one, SymbolicSize) and isinstance(other, SymbolicSize):
-        return one.expression == other.expression
-    return not is_symbolic(one) and not is_symbolic(other) and bool(one == other)
-
-
 def size_of(given: Any) -> int:
     """Return an integer of a shape as it is if it is symbolic, else as an `int`."""
     return cast(int, given) if isinstance(given, SymbolicSize) else int(given)
+
+
+def is_same_size(one: Any, other: Any) -> bool:
+    """Return whether two integers of shapes are equal at every size; records nothing."""
+    difference = one - other
+    if isinstance(difference, SymbolicSize):
+        return difference.expression.bounds(difference.sizes.bounds) == (0, 0)
+    return bool(difference == 0)
+
+
+def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Return whether two shapes are equal at every size; records nothing."""
+    return len(one) == len(other) and all(map(is_same_size, one, other))
 
 
 def slice_bounds(part: slice, length: int) -> tuple[int, int, int, int]:

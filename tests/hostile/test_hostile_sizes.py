@@ -77,7 +77,8 @@ def edited(
     monkeypatch: pytest.MonkeyPatch, table: str, change: Callable[[list[Any]], None]
 ) -> bytes:
     """The file as an encoder writes it that changes the values of the first row of a table."""
-    whole, seen = _Encoder._table, []
+    whole = _Encoder._table
+    seen: list[str] = []
 
     def changed(self: Any, name: str, *values: Any) -> int:
         listed = list(values)

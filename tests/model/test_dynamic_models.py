@@ -251,6 +251,43 @@ def test_a_product_of_sizes_that_must_agree_is_a_guard() -> None:
         model.at(n=5, m=6)
 
 
+def coincidences(x: Any) -> Any:
+    n = x.shape[0]
+    return (
+        x[:5] * 2, x[: n // 2], x.reshape(n * 4), np.broadcast_to(x[:1], (n, 4)),
+        np.tile(x[:4, :4].reshape(4, 4), (2, 1)), x.reshape(n, 2, 2) + x[:1].reshape(1, 2, 2),
+    )  # fmt: skip
+
+
+def test_sizes_that_coincide_with_others_need_no_guard() -> None:
+    axes = {"x": {0: stitch.Dim("n", min=5, max=12)}}
+    model = stitch.compile(coincidences, zeros([(8, 4)]), dynamic_shapes=axes)
+    assert [guard.text().split(" (test")[0] for guard in model.program.guards] == ["(n // 2) <= n"]
+    for n in range(5, 13):
+        x = weights(n, 4)
+        expected = stitch.compile(coincidences, (x,))(x)
+        for one, other in zip(model(x), expected, strict=True):
+            assert np.array_equal(np.asarray(one), np.asarray(other))
+
+
+NUMBERS: list[Callable[[Any], Any]] = [
+    lambda x: np.clip(x, 0, x.shape[0]), lambda x: np.where(x > 0, x.shape[0], x),
+    lambda x: np.where(x > 0, x, x.shape[0] * 2), lambda x: np.clip(x, -x.shape[0], None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", range(len(NUMBERS)))
+def test_a_size_as_data_is_specialised(index: int) -> None:
+    axes = {"x": {0: stitch.Dim("n", 2, 12)}}
+    model = stitch.compile(NUMBERS[index], zeros([(8, 3)]), dynamic_shapes=axes)
+    (guard,) = model.program.guards
+    assert guard.is_specialised
+    x = weights(8, 3) * 10
+    assert np.array_equal(np.asarray(model(x)), NUMBERS[index](x))
+    with pytest.raises(CompileError, match="== "):
+        model(x[:7])
+
+
 BAD_CALLS: list[tuple[Sequence[tuple[int, ...]], str]] = [
     ([(3, 5), (4, 5)], r"disagree about size 'batch'"), ([(41, 5), (41, 5)], "out of bounds"),
     ([(0, 5), (0, 5)], "out of bounds"), ([(), (3, 5)], "too few axes"), ([(3, 5)], "missing: y"),

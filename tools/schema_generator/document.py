@@ -108,6 +108,15 @@ What a scan's body comes to counts twice where states go through two rounds or m
 
 With `has_condition`, feature `conditions`, the first state is a bool without axes, and `count` is
 the most rounds. There are no sequences then, and nothing is collected.
+
+## Named sizes
+
+A file that requires `symbolic_sizes` has a `symbolic` program and an empty vector of `programs`:
+operations on values without layouts, some of whose axes are expressions of named sizes. It becomes
+a program when each size is a number within its bounds and every guard holds; it is placed then, for
+the machine of the file. Expressions refer to earlier ones only, in at most 32 levels and 4,096
+terms and factors, those of their quotients included. A size of an axis is 0 to 2^48. The checksums
+of its constants are tested when it is read. It has no bodies, seams or initial states.
 """
 
 

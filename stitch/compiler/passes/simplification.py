@@ -29,6 +29,7 @@ from stitch.program import (
     has_symbols,
     is_symbolic,
     same_integers,
+    same_shape,
 )
 
 # Constant folding -------------------------------------------------------------------------------
@@ -217,7 +218,8 @@ def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]
             return False
     elif operation.op not in _SAME_ORDER:
         return False
-    return values[operation.inputs[0]].type == values[operation.outputs[0]].type
+    before, after = values[operation.inputs[0]].type, values[operation.outputs[0]].type
+    return before.data_type is after.data_type and same_shape(before.shape, after.shape)
 
 
 def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:
