@@ -179,6 +179,53 @@ def test_rows_without_a_key_and_not_a_number_are_as_numpy_has_them(name: str) ->
         check(model, operands)
 
 
+#: Elements of masks: some sums of two are -inf by overflow.
+MASKED = (0.0, -np.inf, float(LOWEST[0, 0]), -1e30, -2e38, 1.5)
+
+
+def drawn_masks(rng: np.random.Generator) -> tuple[Build, Array]:
+    """Return attention with one to three masks, and the one that is an input."""
+    weights = rng.dirichlet(np.ones(len(MASKED)))
+
+    def values(*shape: int) -> Array:
+        return rng.choice(MASKED, size=shape, p=weights).astype(np.float32)
+
+    kinds = [tuple(rng.integers(3, size=2)) for _ in range(rng.integers(1, 4))]
+    constants = [values(QUERIES, KEYS) for _ in kinds]
+    fills = [float(rng.choice(MASKED[1:4])) for _ in kinds]
+    is_zeroed = rng.integers(3) == 0
+
+    def build(b: ComputationGraphBuilder, q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        s = scores(b, q, k)
+        for (how, which), constant, fill in zip(kinds, constants, fills, strict=True):
+            mask: Any = m if which else constant
+            hidden = b.less(m, -1.0) if which else constant < -1.0
+            s = (b.add(s, mask), b.where(hidden, fill, s), b.where(hidden, s, fill))[how]
+        return _zeroed(b, s, v) if is_zeroed else b.matmul(b.softmax(s), v)
+
+    return build, values(BATCH, 1, QUERIES, KEYS)
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        pytest.param(10_000 * SEED, 6, id="few"),
+        pytest.param(
+            10_000 * SEED + 6, 300, id="many", marks=pytest.mark.campaign("torch_devices")
+        ),
+    ],
+)
+def test_rows_that_several_masks_hide_are_as_numpy_has_them(first: int, count: int) -> None:
+    for seed in range(first, first + count):
+        build, mask = drawn_masks(np.random.default_rng(seed))
+        model, operands = built(build)
+        assert len(found_in(model)) == 1
+        try:
+            check(model, [*operands[:3], mask], 2 * RELATIVE)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}") from error
+
+
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_scores_beyond_float32_are_as_pytorch_has_them(is_masked: bool) -> None:
     """NumPy's kernels give NaN there, PyTorch's attention 0."""
