@@ -61,6 +61,19 @@ from stitch.training import (
     stages_of,
 )
 
+_STATE = "with model.start() as training: training.state_dict() has parameters and states by name"
+_TRAINED = (
+    "stitch.compile(stitch.training.with_weights(model.model.evaluation, training.state_dict())) "
+    "is the trained model on one device"
+)
+_REPLACE = "model.start(weights={name: array}), or training.load_state_dict(state)"
+#: What a model of one device has, by name: what to do instead.
+_OF_ONE_DEVICE = {
+    "get_tensor": _STATE, "set_tensor": _REPLACE, "as_json": _STATE, "dump": _STATE,
+    "instance": "with model.start() as training: training.step(batches)",
+    "load": _TRAINED, "save": _TRAINED, "save_programs": _TRAINED, "program": _TRAINED,
+    "binary": _TRAINED,
+}  # fmt: skip
 #: Steps after which the persistent buffers are read back, for a server that is started again.
 SAVE_EVERY = 8
 
@@ -177,6 +190,14 @@ class CompiledStages:
             "a model compiled in stages trains by steps only",
             remedy="with model.start() as training: training.step(batches)",
         )
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OF_ONE_DEVICE:
+            raise AttributeError(f"'CompiledStages' object has no attribute {name!r}")
+        raise UsageError(
+            f"a model compiled in stages has no {name}: a training on its devices has the tensors",
+            where=self.model.graph.name, remedy=_OF_ONE_DEVICE[name],
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<CompiledStages of {self.model.graph.name}: {self.parallel!r}>"

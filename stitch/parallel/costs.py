@@ -8,7 +8,7 @@ from segment to segment are where the compiler keeps intermediate values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
@@ -23,11 +23,11 @@ from stitch.mesh import MachineSpecification
 from stitch.parallel.stage_memory import StageMemory, saved_types, types
 from stitch.program import InputKind, OperationList, Space
 from stitch.training import (
+    KEPT_KINDS,
     CostEstimator,
     Loss,
     Optimizer,
     PlacedSlots,
-    Stage,
     StagedGraphs,
     Trainable,
     TrainingOptions,
@@ -62,7 +62,7 @@ class StageCost:
 
 
 class _Seconds(NamedTuple):
-    """The seconds of a segment on a machine."""
+    """The seconds of an interval on a machine."""
 
     forward: float
     backward: float
@@ -70,8 +70,6 @@ class _Seconds(NamedTuple):
     update: float
     #: What backward takes longer if it recomputes everything.
     recomputed: float
-    #: What each program takes beside its operations.
-    launch: float
 
 
 class _Passed(NamedTuple):
@@ -107,13 +105,20 @@ class SegmentCosts:
         self.count = len(segments)
         self.memory = StageMemory(segments, self.graph, options.spaces, options.recompute)
         self._training = model, loss, optimizer, options
-        #: Values that backward passes read, which are in the home space.
-        self._read_back = {
-            slot.name for segment in segments if segment.backward
-            for slot in segment.backward.inputs if not slot.name.endswith(".grad")
+        #: Values in the home space in any interval: what is kept, gradients of parameters, and
+        #: what backward passes read.
+        self._far = {parameter.gradient for parameter in self.staged.parameters} | {
+            slot.name for segment in segments for graph in (segment.forward, segment.update)
+            if graph for slot in graph.inputs if slot.kind is not InputKind.ACTIVATION
         }  # fmt: skip
+        if options.recompute != "all":
+            self._far |= {
+                slot.name for segment in segments if segment.backward
+                for slot in segment.backward.inputs if not slot.name.endswith(".grad")
+            }  # fmt: skip
         self._homes = {p.name: k for k, each in enumerate(segments) for p in each.parameters}
-        self._seconds: dict[tuple[Machine, Space], list[_Seconds]] = {}
+        self._seconds: dict[tuple[Machine, Space, int, int], _Seconds] = {}
+        self._graphs: dict[tuple[Machine, Space, int, str, frozenset[str]], float] = {}
         #: Where the scratch of the whole graph is: packing it takes long.
         self._scratch_spaces: dict[Machine, Space] = {}
         self._moves: dict[tuple[str, str, int], float] = {}
@@ -139,19 +144,12 @@ class SegmentCosts:
         self, first: int, end: int, devices: Sequence[str], before: Sequence[str]
     ) -> StageCost:
         machines = [self.specification.devices[device].machine for device in devices]
-        parts = [self._on(machine)[first:end] for machine in machines]
-
-        def seconds(field: int, segments: Sequence[_Seconds]) -> float:
-            operations = sum(part[field] for part in segments)
-            return operations + segments[0].launch if operations else 0.0
-
+        parts = [self._on(machine, first, end) for machine in machines]
         # The slowest replica; the first one updates.
-        forward, backward, accumulation = (
-            max(seconds(field, each) for each in parts) for field in range(3)
-        )
+        forward, backward, accumulation = (max(each[field] for each in parts) for field in range(3))
         if self.recompute == "all":
             backward = max(self._recomputing(first, end, machine) for machine in machines)
-        own_sum, update = seconds(2, parts[0]), seconds(3, parts[0])
+        own_sum, update = parts[0].accumulation, parts[0].update
         passed = self.passed[first, end]
         links = list(zip(before, devices, strict=True)) if before else []
         others = devices[1:]
@@ -170,8 +168,8 @@ class SegmentCosts:
         space = choose_scratch(
             self.recomputed_nbytes[first, end], machine.shape, l1_slots_per_bank=0
         ).space
-        parts = self._in_space(machine, space)[first:end]
-        return sum(part.recomputed + part.backward for part in parts) + parts[0].launch
+        found = self._interval(machine, space, first, end)
+        return found.recomputed + found.backward
 
     # -- seconds -----------------------------------------------------------------------------------
 
@@ -220,44 +218,82 @@ class SegmentCosts:
             )  # fmt: skip
         return seconds
 
-    def _on(self, machine: Machine) -> list[_Seconds]:
-        """Return the seconds of each segment with values between segments where scratch is."""
+    def _on(self, machine: Machine, first: int, end: int) -> _Seconds:
+        """Return the seconds of an interval with values inside it where scratch is."""
         space = self._scratch_spaces.get(machine)
         if space is None:
             whole = PlacedSlots(self.graph, machine.shape, home_space(machine))
             scratch = choose_scratch(whole.scratch_nbytes, machine.shape, l1_slots_per_bank=0)
             space = self._scratch_spaces[machine] = scratch.space
-        return self._in_space(machine, space)
+        return self._interval(machine, space, first, end)
 
-    def _in_space(self, machine: Machine, near: Space) -> list[_Seconds]:
-        if (machine, near) not in self._seconds:
-            self._seconds[machine, near] = [
-                self._segment(segment, machine, near) for segment in self.staged.stages
-            ]
-        return self._seconds[machine, near]
+    def _interval(self, machine: Machine, near: Space, first: int, end: int) -> _Seconds:
+        key = machine, near, first, end
+        if key not in self._seconds:
+            self._seconds[key] = self._interval_seconds(machine, near, first, end)
+        return self._seconds[key]
 
-    def _segment(self, segment: Stage[ComputationGraph], machine: Machine, near: Space) -> _Seconds:
-        gradients = {parameter.gradient for parameter in self.staged.parameters}
-        saved = set[str]() if self.recompute == "all" else self._read_back
-        kept = saved | gradients | {
-            slot.name for slot in segment.forward.inputs if slot.kind is not InputKind.ACTIVATION
-        }  # fmt: skip
-        slots = [*types(segment.forward), *(types(segment.backward) if segment.backward else ())]
-        inside = {name: near for name in slots if name not in kept} | dict(self.spaces)
+    def _interval_seconds(self, machine: Machine, near: Space, first: int, end: int) -> _Seconds:
+        launch = self._graph(machine, near, first, "empty", frozenset())
+        entering, leaving = self._entering[first], self._leaving(end)
+        border = entering | leaving
+        border |= {f"{name}.grad" for name in border}
 
-        def seconds(graph: ComputationGraph | None) -> float:
-            if graph is None:
-                return 0.0
-            return max(0.0, self.graph_seconds(graph, machine, inside, near) - launch)
+        def seconds(role: str, outside: Set[str] = frozenset()) -> float:
+            graphs = range(first, end)
+            operations = sum(self._graph(machine, near, k, role, outside) for k in graphs)
+            return operations + launch if operations else 0.0
 
-        empty = replace(segment.forward, operations=(), outputs=())
-        launch = self.graph_seconds(empty, machine, inside, near)
-        loss = seconds(segment.loss) + launch if segment.loss else 0.0
-        forward = seconds(segment.forward)
+        backward = seconds("backward", border)
         return _Seconds(
-            forward + loss, seconds(segment.backward), seconds(segment.accumulation),
-            seconds(segment.squares) + seconds(segment.update), forward, launch,
+            seconds("forward", border) + seconds("loss"), backward, seconds("accumulation"),
+            seconds("squares") + seconds("update"),
+            max(0.0, seconds("forward", entering) - launch * (backward > 0)),
         )  # fmt: skip
+
+    @cached_property
+    def _entering(self) -> Sequence[frozenset[str]]:
+        """By first segment: the batch, and the values that segments before make and it or later
+        ones read. Intervals that begin there have them in the home space."""
+        batch = [slot.name for slot in self.graph.inputs if slot.kind not in KEPT_KINDS]
+        return [
+            frozenset(batch).union(
+                each.slot for segment in self.staged.stages[first:] for each in segment.arriving
+                if each.source < first
+            )
+            for first in range(self.count)
+        ]  # fmt: skip
+
+    def _leaving(self, end: int) -> frozenset[str]:
+        """Return the values that segments from `end` on read, or the prediction."""
+        if end < self.count:
+            return self._entering[end]
+        return frozenset([slot.name for slot in self.staged.stages[-1].forward.outputs])
+
+    def _graph(
+        self, machine: Machine, near: Space, index: int, role: str, outside: Set[str]
+    ) -> float:  # fmt: skip
+        """Return the seconds of a graph of a segment beside its launch, with the values `outside`
+        in the home space."""
+        segment = self.staged.stages[index]
+        empty = role == "empty"
+        graph: ComputationGraph | None = (
+            replace(segment.forward, operations=(), outputs=()) if empty else getattr(segment, role)
+        )
+        if graph is None:
+            return 0.0
+        slots = types(graph)
+        key = machine, near, 0 if empty else index, role, frozenset(slots.keys() & outside)
+        if key not in self._graphs:
+            # Other programs have all their slots in the home space.
+            inside = slots if role in ("forward", "backward") else {}
+            far = self._far | outside
+            spaces = {name: near for name in inside if name not in far} | dict(self.spaces)
+            found = self.graph_seconds(graph, machine, spaces, near)
+            if not empty:
+                found = max(0.0, found - self._graph(machine, near, 0, "empty", frozenset()))
+            self._graphs[key] = found
+        return self._graphs[key]
 
     # -- what passes between stages ----------------------------------------------------------------
 

@@ -200,8 +200,6 @@ def _roomy(machine: Machine) -> MachineShape:
     roomy = replace(shape, limit=shape.base + (shape.capacity << 20))
     if home is Space.DRAM:
         return replace(machine.shape, dram=roomy)
-    if home is Space.L1:
-        return replace(machine.shape, l1=roomy)
     return replace(machine.shape, host=roomy)
 
 

@@ -90,6 +90,14 @@ class CapturedModel:
         self, module: Any, *, algorithm: str = "none", optimizer: Any = None, loss: Any = None,
         **options: Any,
     ) -> None:  # fmt: skip
+        several = [word for word in ("devices", "parallel") if options.get(word) is not None]
+        if several:
+            raise UsageError(
+                "a module that is compiled at its first call runs on one device",
+                where=type(module).__name__, got=", ".join(several),
+                remedy="stitch.torch.compile(module, (x,), optimizer=..., loss=..., algorithm="
+                "'search', devices=...) divides a training at once; it trains by training.step",
+            )  # fmt: skip
         check_algorithm(algorithm)
         if optimizer is not None:
             ANY_OPTIMIZER.check("compile", "optimizer", optimizer)

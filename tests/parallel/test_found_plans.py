@@ -99,8 +99,7 @@ def test_a_transformer_of_24_layers_on_8_devices() -> None:
         recomputing = TrainingOptions(accumulation_steps=16, recompute=plan.costs.recompute)
         line = simulate_plan(plan, model, loss_of("mse"), stitch.Adam(), recomputing)
         simulated[name] = line.makespan
-        # The goal is 10 %; the estimate of the plan that the search finds is 12 % too low.
-        assert line.makespan == pytest.approx(plan.seconds, rel=0.13), name
+        assert line.makespan == pytest.approx(plan.seconds, rel=0.1), name
         # The plans that compete within 10 % of each other may change places in the simulation.
         assert simulated["search"] <= line.makespan * 1.01
         assert best.cost_values.seconds <= plan.seconds

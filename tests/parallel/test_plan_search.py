@@ -86,8 +86,7 @@ def test_the_estimate_is_near_the_simulated_run_and_no_worse_than_the_simple_pla
     best = results["search"].cost_values.seconds
     for result in results.values():
         assert best <= result.cost_values.seconds
-        # The goal is 10 %; one of these is 12 % too low.
-        assert simulated_over_estimate(graph, result) == pytest.approx(1, abs=0.13)
+        assert simulated_over_estimate(graph, result) == pytest.approx(1, abs=0.05)
     assert results["data_parallel"].solution.replicas == 4
     assert results["pipeline"].solution.replicas == 1
 
@@ -110,6 +109,11 @@ def test_a_found_plan_trains_with_the_losses_of_one_device(algorithm: str) -> No
     found = stitch.compile(model.graph, algorithm=algorithm, devices=three, **options)
     assert found.search_result.solution.micro_batches == 3
     assert (len(found.staged.stages), found.parallel.replicas) != (1, 1)
+    for name in ("save", "get_tensor", "dump"):
+        with pytest.raises(UsageError, match=f"in stages has no {name}"):
+            getattr(found, name)
+    with pytest.raises(AttributeError, match="no attribute 'saved'"):
+        found.saved  # noqa: B018
     batches = drawn_batches(model, 3)
     with found.start() as training:
         losses = [training.step(batches) for _ in range(2)]

@@ -234,6 +234,8 @@ def test_another_optimizer_than_that_of_the_json_is_refused() -> None:
         ({"loss": LOSS, "optimizer": None}, "without an optimizer"),
         ({"loss": 3}, "compile takes a loss of stitch.losses or torch.nn"),
         ({"optimizer": 3}, "compile takes an optimizer"),
+        ({"devices": 2, "algorithm": "search"}, "at its first call runs on one device"),
+        ({"parallel": {"stages": 2}}, "at its first call runs on one device"),
     ],
 )
 def test_what_cannot_be_is_refused_when_it_is_said(options: dict[str, Any], told: str) -> None:
@@ -328,6 +330,8 @@ def test_with_a_backend_compile_is_torchs() -> None:
     for own in given:
         with pytest.raises(UsageError, match=rf"got: {next(iter(own))}(.|\n)*options=dict"):
             stitch.torch.compile(model, backend="stitch", **own)
+    with pytest.raises(UsageError, match=r"(?s)none to divide.*got: devices"):
+        stitch.api.device_of({"algorithm": "search", "devices": 2})
     with pytest.raises(UsageError, match=r"got: example"):
         stitch.torch.compile(model, (torch.ones(3),), backend="stitch")
 

@@ -235,6 +235,14 @@ class CompileSettings:
         own = [field.name for field in fields(CompileSettings) if field.name != "device"]
         known = [*own, *(name for name in DEVICE_OPTIONS if name not in own)]
         unknown = sorted(map(str, given.keys() - set(known)))
+        if "devices" in given or "parallel" in given:
+            raise UsageError(
+                "backend 'stitch' runs a model's graphs on one device: torch drives the training, "
+                "so there is none to divide",
+                got=", ".join(word for word in ("devices", "parallel") if word in given),
+                remedy="stitch.compile(module, (x,), optimizer=..., loss=..., algorithm='search', "
+                "devices=...) divides a training among devices",
+            )
         if unknown:
             raise UsageError(
                 f"backend 'stitch' has no option {', '.join(map(repr, unknown))}",
