@@ -12,9 +12,10 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -38,6 +39,7 @@ from stitch.runtime.executors.triton_kernels import TYPES, KernelWriter
 OPTIONS = {"emulate_precision_casts": True}
 #: A vector load of a card reads so many bytes at once.
 ALIGNMENT = 16
+Result = TypeVar("Result")
 
 
 def check_compiler(device: torch.device) -> None:
@@ -217,18 +219,17 @@ class FunctionWriter(KernelWriter):
     def _compiled(self, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        def trace_and_compile() -> None:
+        def made() -> Callable[..., Any]:
             with _fake_tensors():
                 examples = [_like(tensor) for tensor in tensors]
                 graph = make_fx(self._function)(*examples)
-            found.append(compiled_by_inductor(graph, examples))
+            return compiled_by_inductor(graph, examples)
 
-        found: list[Callable[..., Any]] = []
-        _alone(self.precision, trace_and_compile)
+        found = _in_own_thread(partial(_alone, self.precision, made))
         # Kernels are tuned in their first call, which must not be in a graph.
         written = [torch.empty_like(target) for _, target in self.stores]
-        _call(found[0], self.precision, [*self.loads, *written])
-        return found[0]
+        _call(found, self.precision, [*self.loads, *written])
+        return found
 
     def _function(self, *tensors: torch.Tensor) -> None:
         made: dict[int, Any] = {ABSENT: None}
@@ -268,11 +269,20 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(tensor.shape, tensor.stride(), start)
 
 
-def _alone(precision: str, call: Thunk) -> None:
-    """Call something whatever modes of PyTorch the caller is in."""
+def _in_own_thread(call: Callable[[], Result]) -> Result:
+    """Return what a call returns in a thread of its own: modes of PyTorch are those of a thread,
+    and the call may be inside of torch.compile, which compiles nothing then."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
+def _alone(precision: str, call: Callable[[], Result]) -> Result:
+    """Return what a call returns whatever types and gradients the caller has chosen."""
     cpu, cuda = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
+    found = list[Result]()
     with torch.inference_mode(False), torch.no_grad(), cpu, cuda:
-        with_precision(precision, call)
+        with_precision(precision, lambda: found.append(call()))
+    return found[0]
 
 
 def _call(function: Callable[..., Any], precision: str, tensors: Sequence[torch.Tensor]) -> None:
