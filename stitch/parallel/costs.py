@@ -8,7 +8,7 @@ from segment to segment are where the compiler keeps intermediate values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
@@ -123,6 +123,8 @@ class SegmentCosts:
         self._scratch_spaces: dict[Machine, Space] = {}
         self._moves: dict[tuple[str, str, int], float] = {}
         self._costs: dict[tuple[object, ...], StageCost] = {}
+        #: The seconds of operations on shards, which `TensorCosts` keeps here.
+        self.of_operations: dict[Hashable, float] = {}
         #: Links that a plan would need and the specification does not describe.
         self.missing_links: set[tuple[str, str]] = set()
 

@@ -15,6 +15,7 @@ from stitch.errors import UsageError
 from stitch.graph import ComputationGraph
 from stitch.parallel.parallel_graph import ParallelComputationGraph, ParallelShape
 from stitch.parallel.plans import Plan
+from stitch.parallel.tensor_search import TensorPlan
 from stitch.program import ABSENT, InputKind, Operation, Space, Value, ValueType
 from stitch.training import home_space
 
@@ -139,12 +140,20 @@ class _Replicas:
         return ParallelComputationGraph(divided_graph, tuple(self.shapes), degree)
 
 
-def tensor_mapping(pcg: ParallelComputationGraph, plan: Plan) -> TensorMapping:
+def tensor_mapping(pcg: ParallelComputationGraph, plan: Plan | TensorPlan) -> TensorMapping:
     """Return the placement of each value of a plan's parallel graph.
 
     A value of one shard is on the first replica's device. Parameters are where they are read first.
     """
     graph, costs = pcg.graph, plan.costs
+    if isinstance(plan, TensorPlan):
+        machine = costs.specification.devices[plan.devices[0]].machine
+        return {
+            value.name: TensorPlacement(
+                plan.devices[: shape.count], costs.spaces.get(value.name, home_space(machine))
+            )
+            for value, shape in zip(graph.values, pcg.shapes, strict=True)
+        }
     ends = node_ends(costs.graph)
     borders = [ends[name] for name in plan.cuts]
     stages: dict[int, int] = {}

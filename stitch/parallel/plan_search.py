@@ -20,6 +20,8 @@ from stitch.parallel.costs import SegmentCosts
 from stitch.parallel.division import TensorMapping, can_replicate, replicated, tensor_mapping
 from stitch.parallel.parallel_graph import ParallelComputationGraph
 from stitch.parallel.plans import Plan, best_stages, shapes_of
+from stitch.parallel.tensor_graph import divided_graph
+from stitch.parallel.tensor_search import TensorPlan, best_division
 from stitch.program import InputKind, Space
 from stitch.training import (
     KEPT_KINDS,
@@ -48,6 +50,18 @@ class Candidate:
     schedule: str
     recompute: str
     seconds: float | None
+    #: The devices among which weights are divided, and a lower bound where the search is no longer
+    #: exact.
+    tensor: int = 1
+    at_least: float | None = None
+
+    def text(self) -> str:
+        """Return the microseconds."""
+        if self.seconds is None:
+            return "does not fit"
+        is_exact = self.at_least in (None, self.seconds)
+        bound = "" if is_exact else f" (at least {(self.at_least or 0.0) * 1e6:.1f})"
+        return f"{self.seconds * 1e6:.1f}{bound}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +74,7 @@ class SearchResult:
         solution: What was chosen.
         cost_values: The estimate. `seconds` is one step with `solution.micro_batches`.
         candidates: All kinds of plans, fastest first.
-        plan: The plan itself, for `stitch.parallel.simulate_plan`.
+        plan: The plan itself, for `stitch.parallel.simulate_plan`; a `TensorPlan` divides weights.
     """
 
     pcg: ParallelComputationGraph
@@ -68,7 +82,7 @@ class SearchResult:
     solution: SearchSolution
     cost_values: CostValues
     candidates: tuple[Candidate, ...]
-    plan: Plan
+    plan: Plan | TensorPlan
 
     @property
     def parallel(self) -> ParallelOptions:
@@ -76,8 +90,9 @@ class SearchResult:
         trains by this plan."""
         chosen = self.solution
         return ParallelOptions(
-            chosen.cuts or 1, chosen.schedule, chosen.replicas, chosen.micro_batches
-        )
+            chosen.cuts or 1, chosen.schedule, chosen.replicas, chosen.micro_batches,
+            tensor=chosen.tensor, divide=chosen.divide,
+        )  # fmt: skip
 
     @property
     def specification(self) -> MachineSpecification:
@@ -85,22 +100,25 @@ class SearchResult:
         return self.plan.specification
 
     def text(self) -> str:
-        """Return the best plan of each number of replicas and stages, fastest first."""
+        """Return the best plan of each number of replicas, stages and shards, fastest first."""
         lines = [" ".join(row) for row in self._rows()]
-        return "\n".join(["replicas x stages: schedule, recompute, us", *lines])
+        return "\n".join(
+            ["replicas x stages, or / shards of weights: schedule, recompute, us", *lines]
+        )
 
     def _rows(self) -> list[tuple[str, ...]]:
-        best = {(one.replicas, one.stages): one for one in reversed(self.candidates)}
-        return [
-            (f"{one.replicas} x {one.stages}:", one.schedule, one.recompute,
-             "does not fit" if one.seconds is None else f"{one.seconds * 1e6:.1f}")
-            for one in self.candidates if best[one.replicas, one.stages] is one
-        ]  # fmt: skip
+        best = {(one.replicas, one.stages, one.tensor): one for one in reversed(self.candidates)}
+        rows: list[tuple[str, ...]] = []
+        for one in self.candidates:
+            if best[one.replicas, one.stages, one.tensor] is one:
+                shape = f"{one.replicas} x {one.stages}:" if one.tensor == 1 else f"/ {one.tensor}:"
+                rows.append((shape, one.schedule, one.recompute, one.text()))
+        return rows
 
     def _repr_html_(self) -> str:
         return html_table(
             f"{self.solution.algorithm}: {self.cost_values.seconds * 1e6:.1f} us for a step",
-            ("replicas x stages", "schedule", "recompute", "us"), self._rows(),
+            ("replicas x stages, or / shards", "schedule", "recompute", "us"), self._rows(),
         )  # fmt: skip
 
 
@@ -203,6 +221,8 @@ def _search(
     config: AlgorithmConfig,
 ) -> SearchResult:  # fmt: skip
     check_algorithm(config.algorithm, PARALLEL_ALGORITHMS)
+    if config.algorithm == "tensor":
+        return _divided(model, specification, estimator, config)
     count = len(specification.devices)
     asked = config.options
     steps = asked.accumulation_steps if asked.accumulation_steps > 1 else count
@@ -233,6 +253,55 @@ def _search(
     )
     return SearchResult(
         pcg, tensor_mapping(pcg, best), solution, _cost_values(best), candidates, best
+    )
+
+
+def _divided(
+    model: Trainable, specification: MachineSpecification, estimator: CostEstimator,
+    config: AlgorithmConfig,
+) -> SearchResult:  # fmt: skip
+    """Return the best plan that divides weights."""
+    asked, count = config.options, len(specification.devices)
+    steps = asked.accumulation_steps if asked.accumulation_steps > 1 else count
+    options = replace(asked, accumulation_steps=steps)
+    costs = SegmentCosts(model, config.loss, config.optimizer, options, specification, estimator)
+    sizes = {
+        size for i, slot in enumerate(costs.graph.inputs) if slot.kind is InputKind.PARAMETER
+        for size in costs.graph.input_type(i).shape
+    }  # fmt: skip
+    degrees = [d for d in range(2, count + 1) if any(size % d == 0 for size in sizes)]
+    plans = [best_division(costs, config.optimizer, degree, steps) for degree in degrees]
+    best = min(filter(None, plans), key=lambda plan: plan.seconds, default=None)
+    if best is None:
+        raise _no_division(costs, degrees)
+    candidates = [
+        Candidate(1, 1, "1f1b", asked.recompute, None, degree) if plan is None
+        else Candidate(1, 1, "1f1b", asked.recompute, plan.seconds, degree, plan.at_least)
+        for degree, plan in zip(degrees, plans, strict=True)
+    ]  # fmt: skip
+    candidates.sort(key=lambda one: (one.seconds is None, one.seconds or 0.0))
+    pcg = divided_graph(costs.graph, best.degree, best.axes)
+    solution = SearchSolution(
+        "tensor", asked.recompute, micro_batches=steps, tensor=best.degree, divide=best.axes
+    )
+    return SearchResult(
+        pcg, tensor_mapping(pcg, best), solution, _cost_values(best), tuple(candidates), best
+    )
+
+
+def _no_division(costs: SegmentCosts, degrees: Sequence[int]) -> UsageError:
+    """Return the error if no weights can be divided."""
+    if costs.missing_links:
+        links = ", ".join(f"{a} -> {b}" for a, b in sorted(costs.missing_links))
+        return UsageError(
+            "plans that divide weights need links that the machine specification does not have",
+            got=f"no link {links}", remedy="describe them under links:",
+        )  # fmt: skip
+    return UsageError(
+        f"no weights of graph {costs.graph.name!r} can be divided among the devices",
+        expected="a product whose weight divides, and memory for the shards",
+        got=f"tried {', '.join(map(str, degrees)) or 'no number of'} shards",
+        remedy="algorithm='search'",
     )
 
 
@@ -312,7 +381,13 @@ def _needed(plan: Plan) -> list[tuple[str, Machine, dict[Space, int]]]:
     ]
 
 
-def _cost_values(plan: Plan) -> CostValues:
+def _cost_values(plan: Plan | TensorPlan) -> CostValues:
+    if isinstance(plan, TensorPlan):
+        first, *others = [plan.costs.specification.devices[d].machine for d in plan.devices]
+        banks = [each.shape.space(home_space(each)).banks for each in (first, *others)]
+        return CostValues(
+            plan.seconds, 0, max(banks[0] * plan.nbytes[0], max(banks[1:]) * plan.nbytes[1])
+        )
     l1, home = [], []
     for _, machine, needed in _needed(plan):
         space = home_space(machine)

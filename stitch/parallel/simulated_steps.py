@@ -6,37 +6,62 @@ from collections.abc import Hashable
 from typing import Any
 
 from stitch.graph import ComputationGraph
-from stitch.mesh import Step, Timeline, schedule, simulate
+from stitch.machine import Machine
+from stitch.mesh import ParallelOptions, Step, Timeline, schedule, simulate
 from stitch.parallel.plans import Plan
+from stitch.parallel.tensor_search import TensorPlan
+from stitch.parallel.tensor_training import divided_stages
 from stitch.program import InputKind
 from stitch.training import Loss, Optimizer, Trainable, TrainingOptions, stages_of
 
 
 def simulate_plan(
-    plan: Plan, model: Trainable, loss: Loss, optimizer: Optimizer, options: TrainingOptions
-) -> Timeline[Any]:
+    plan: Plan | TensorPlan,
+    model: Trainable,
+    loss: Loss,
+    optimizer: Optimizer,
+    options: TrainingOptions,
+) -> Timeline[Any]:  # fmt: skip
     """Simulate a step of a plan on its specification, with the times of its cost estimator.
 
     The estimate of the search adds the costs of segments; here each stage is one program, and each
     value crosses its link when it is ready.
     """
     costs, specification = plan.costs, plan.costs.specification
-    stages = stages_of(model, loss, optimizer, options, plan.cuts).stages
-    share, count = plan.micro_batches // plan.replicas, len(stages)
-    orders = schedule(plan.schedule, count, share)
+    if isinstance(plan, TensorPlan):
+        chosen = ParallelOptions(
+            micro_batches=plan.micro_batches, tensor=plan.degree, divide=plan.axes
+        )
+        divided = divided_stages(model, loss, optimizer, options, chosen)
+        stages, share = divided.staged.stages, plan.micro_batches
+        orders = divided.schedule(share)
+        places: list[tuple[str, ...]] = [(plan.devices[device],) for device in divided.devices]
+    else:
+        stages = stages_of(model, loss, optimizer, options, plan.cuts).stages
+        share = plan.micro_batches // plan.replicas
+        orders = schedule(plan.schedule, len(stages), share)
+        places = [plan.devices(k) for k in range(len(stages))]
+    replicas = len(places[0])
     sizes = [_sizes(stage.forward) | _sizes(stage.backward) for stage in stages]
     homes = {p.name: k for k, each in enumerate(stages) for p in each.parameters}
     steps: dict[str, list[Step[Any]]] = {device: [] for device in specification.devices}
     passes: list[Hashable] = []
 
+    taken_by: dict[tuple[int, Machine], float] = {}
+
     def seconds(graph: ComputationGraph | None, device: str) -> float:
         machine = specification.devices[device].machine
-        return costs.graph_seconds(graph, machine, options.spaces) if graph else 0.0
+        if graph is None:
+            return 0.0
+        key = id(graph), machine
+        if key not in taken_by:
+            taken_by[key] = costs.graph_seconds(graph, machine, options.spaces)
+        return taken_by[key]
 
-    for replica in range(plan.replicas):
+    for replica in range(replicas):
         for order in orders:
             for k, batch, is_backward in order:
-                stage, device = stages[k], plan.devices(k)[replica]
+                stage, device = stages[k], places[k][replica]
                 passed = stage.returning if is_backward else stage.arriving
                 reads = [(replica, batch, is_backward, v.source, v.output) for v in passed]
                 graph = stage.backward if is_backward else stage.forward
@@ -51,7 +76,7 @@ def simulate_plan(
                 steps[device].append(Step(key, taken, tuple(reads), tuple(makes)))
                 passes.append(key)
     for k, stage in enumerate(stages):
-        first, *others = plan.devices(k)
+        first, *others = places[k]
         gradients = [(p.gradient, p.type.nbytes) for p in stage.parameters]
         for replica, device in enumerate(others, 1):
             sums = tuple([((replica, name), nbytes) for name, nbytes in gradients])
@@ -64,7 +89,7 @@ def simulate_plan(
         steps[first].append(Step(("update", k), taken, (), shared, tuple(passes)))
     for k, stage in enumerate(stages):
         parameters = {s.name for s in stage.forward.inputs if s.kind is InputKind.PARAMETER}
-        for replica, device in enumerate(plan.devices(k)):
+        for replica, device in enumerate(places[k]):
             names = sorted(name for name in parameters if replica or homes[name] != k)
             copies = tuple([("new", name) for name in names])
             steps[device].append(Step(("copies", replica, k), 0.0, copies))

@@ -125,6 +125,8 @@ class GraphDivision:
         #: Values that are divided, joined or copied, by the value and the axis (None: copies, -1:
         #: the whole).
         self.converted: dict[tuple[int, int | None], int] = {}
+        #: The ways to divide operations of the graph, which copies share.
+        self._ways: dict[tuple[int, ...], list[Division]] = {}
 
     def copy(self, live: Container[int]) -> GraphDivision:
         """Return a copy without operations, that knows of values only the live ones."""
@@ -201,7 +203,7 @@ class GraphDivision:
         given = {i: self.axes[v] for i, v in enumerate(read) if v in self.axes}
         if not named and not given:
             return None
-        possible = list(self._divisions(operation))
+        possible = self._divisions(operation)
         # A weight is divided as the plan says; divided values stay so if the operator allows it.
         for asked in ({**given, **named}, named):
             for division in possible if asked else ():
@@ -221,13 +223,29 @@ class GraphDivision:
             )
         )
 
-    def _divisions(self, operation: Operation) -> Iterator[Division]:
+    def axes_of(self, operation: Operation, position: int) -> list[int]:
+        """Return the axes along which an operand may be divided."""
+        found = {each.operands[position] for each in self._divisions(operation)}
+        found |= {
+            axis for one in (replace(operation, inputs=operation.inputs[:2]),)
+            if len(operation.inputs) == 3 and operation.op in _SUMMED_AXES
+            for axis in {each.operands[position] for each in self._divisions(one)}
+        }  # fmt: skip
+        return sorted(axis for axis in found if axis is not None)
+
+    def _divisions(self, operation: Operation) -> list[Division]:
         operands, results = (
             [None if v == ABSENT else self.value(v).type for v in side]
             for side in (operation.inputs, operation.outputs)
         )
         constants = [self.known.get(v) for v in operation.inputs]
-        return divisions_of(operation, operands, results, constants, self.degree)
+        numbers = (*operation.inputs, *operation.outputs)
+        if max(numbers) >= len(self.graph.values):
+            return list(divisions_of(operation, operands, results, constants, self.degree))
+        if numbers not in self._ways:
+            found = divisions_of(operation, operands, results, constants, self.degree)
+            self._ways[numbers] = list(found)
+        return self._ways[numbers]
 
     def _with_sums_before_bias(self, operation: Operation) -> Iterator[Operation]:
         """Yield a product by rows and the addition of its bias to the sums; others as they are."""

@@ -32,6 +32,7 @@ from stitch.training.graphs import (
     STEP,
     Parameter,
     Trainable,
+    accumulation_graph,
     as_trainable,
     graph_of,
     is_rate,
@@ -140,6 +141,7 @@ else:
     )
 
 __all__ = [
+    "accumulation_graph",
     "CLIP_FACTOR", "COUNTS", "GRADIENT_NORM", "KEPT_KINDS", "LABEL", "LOSS", "MASTER", "MORE",
     "PassedValue", "Stage", "StagedGraphs", "check_state", "compilation", "compile_stage",
     "micro_batches_of", "random_key", "stage_graph", "stages_of", "ALGORITHMS", "ANY_LOSS",

@@ -143,6 +143,8 @@ class SearchSolution(NamedTuple):
         replicas: Copies of all stages.
         schedule: The order of forward and backward passes.
         micro_batches: Those of a step, of all replicas together.
+        tensor: The devices among which weights are divided.
+        divide: The axis of each divided weight, by name.
     """
 
     algorithm: str
@@ -151,6 +153,8 @@ class SearchSolution(NamedTuple):
     replicas: int = 1
     schedule: str = "1f1b"
     micro_batches: int = 1
+    tensor: int = 1
+    divide: Mapping[str, int] = MappingProxyType({})
 
 
 class CostValues(NamedTuple):
@@ -363,7 +367,7 @@ def _bound(candidates: Sequence[L1Candidate], start: int, free: int) -> float:
 
 #: Algorithms for one device, and for several.
 ALGORITHMS = ("none", "greedy", "search")
-PARALLEL_ALGORITHMS = ("data_parallel", "pipeline", "search")
+PARALLEL_ALGORITHMS = ("data_parallel", "pipeline", "tensor", "search")
 
 
 @dataclass(frozen=True, slots=True)
