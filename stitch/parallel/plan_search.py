@@ -74,7 +74,7 @@ class SearchResult:
         solution: What was chosen.
         cost_values: The estimate. `seconds` is one step with `solution.micro_batches`.
         candidates: All kinds of plans, fastest first.
-        plan: The plan itself, for `stitch.parallel.simulate_plan`; a `TensorPlan` divides weights.
+        plan: The `Plan` itself, or the `TensorPlan`, for `stitch.parallel.simulate_plan`.
     """
 
     pcg: ParallelComputationGraph
@@ -82,7 +82,7 @@ class SearchResult:
     solution: SearchSolution
     cost_values: CostValues
     candidates: tuple[Candidate, ...]
-    plan: Plan | TensorPlan
+    plan: Any
 
     @property
     def parallel(self) -> ParallelOptions:
@@ -97,7 +97,8 @@ class SearchResult:
     @property
     def specification(self) -> MachineSpecification:
         """The machine specification with its devices in the order of the plan."""
-        return self.plan.specification
+        specification: MachineSpecification = self.plan.specification
+        return specification
 
     def text(self) -> str:
         """Return the best plan of each number of replicas, stages and shards, fastest first."""
