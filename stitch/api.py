@@ -30,7 +30,7 @@ from stitch.argument_kinds import (
 )
 from stitch.compile_cache import CompileCache
 from stitch.compiler import CompileOptions, compile_dynamic, split_graph
-from stitch.dynamic_model import DynamicModel
+from stitch.dynamic_model import DynamicModel, exclude_small_sizes
 from stitch.errors import UsageError, closest, unknown
 from stitch.frontend import (
     TrainableSource,
@@ -99,7 +99,7 @@ def compile(
     module: str | Path | Callable[..., Any] | Any,
     example_inputs: Sequence[Any] | Mapping[str, Any] = (),
     *,
-    dynamic_shapes: Mapping[str, Mapping[int, Dim] | Any],
+    dynamic_shapes: Mapping[str, Mapping[int, Dim] | Any] | Sequence[Any],
     **options: Any,
 ) -> DynamicModel: ...
 @overload
@@ -132,7 +132,7 @@ def compile(
     algorithm=TEXT, schedule=optional(TEXT), executor=optional(TEXT), unroll=optional(WHOLE),
     math_fidelity=member_of(MathFidelity, "a math fidelity"),
     cache=optional(either(PATH, instance_of("a CompileCache", CompileCache))),
-    parallel=optional(MAPPING), dynamic_shapes=optional(MAPPING),
+    parallel=optional(MAPPING), dynamic_shapes=optional(either(MAPPING, LIST)),
 )  # fmt: skip
 def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
@@ -155,7 +155,7 @@ def compile(
     cache: str | Path | CompileCache | None = None,
     parallel: Mapping[str, Any] | None = None,
     devices: int | str | Path | MachineSpecification | None = None,
-    dynamic_shapes: Mapping[str, Mapping[int, Dim] | Any] | None = None,
+    dynamic_shapes: Mapping[str, Mapping[int, Dim] | Any] | Sequence[Any] | None = None,
     **training: Any,
 ) -> CompiledModel | CompiledStages | DynamicModel:
     """Compile a module for a machine.
@@ -220,11 +220,14 @@ def compile(
         if others:
             raise UsageError("compile takes these only without dynamic_shapes=",
                              got=", ".join(others))  # fmt: skip
-        traced, sizes = read_dynamic(module, example_inputs, dynamic_shapes)
+        read = read_dynamic(module, example_inputs, dynamic_shapes)
         options = CompileOptions(_placement(placement), name, Role(role), executor=executor,
                                  math_fidelity=MathFidelity(math_fidelity))  # fmt: skip
-        program = compile_dynamic(traced, sizes, load_machine(target), options)
-        return DynamicModel(program, _spelled(target))
+        machine, spelled = load_machine(target), _spelled(target)
+        program = compile_dynamic(read.graph, read.sizes, machine, options)
+        if read.static is not None:
+            exclude_small_sizes(program, read.static, machine, spelled)
+        return DynamicModel(program, spelled, structure=read.structure)
     if optimizer is not None or loss is not None:
         if optimizer is None or loss is None:
             raise UsageError(

@@ -6,16 +6,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stitch.argument_kinds import PATH, arranged, takes
 from stitch.compiler import CompileOptions, DynamicProgram, type_text
-from stitch.errors import UsageError
-from stitch.model import PRODUCER, CompiledModel
+from stitch.errors import StitchError, UsageError
+from stitch.graph import ComputationGraph
+from stitch.machine import Machine
+from stitch.model import PRODUCER, CompiledModel, compile_for_inference
 from stitch.ttb import Binary, SymbolicBinary, encode, save
+
+if TYPE_CHECKING:
+    from stitch.frontend import CallStructure
 
 #: Static models that are kept; the oldest one is dropped first.
 MAX_MODELS = 256
@@ -32,11 +38,13 @@ class DynamicModel:
         program: The program with named sizes; it has their guards.
         target: The machine that calls open.
         models: The static models so far, by their sizes in the order of the names.
+        structure: How calls of a torch module are calls of its program, if they differ.
     """
 
     program: DynamicProgram
     target: str
     models: dict[tuple[int, ...], CompiledModel] = field(default_factory=dict)
+    structure: CallStructure | None = None
     #: The same by the sizes of the arguments, each where it is read.
     _by_key: dict[Hashable, CompiledModel] = field(default_factory=dict)
     #: Returns the key of a call with these arguments by position.
@@ -114,7 +122,7 @@ class DynamicModel:
             model = CompiledModel(
                 graph, Binary((compilation.program,), shape, PRODUCER), self.target,
                 options.placement, compilation.warnings, executor=options.executor,
-                math_fidelity=options.math_fidelity,
+                math_fidelity=options.math_fidelity, structure=self.structure,
             )  # fmt: skip
             with self._lock:
                 if len(self.models) >= MAX_MODELS:
@@ -131,7 +139,7 @@ class DynamicModel:
                 size is out of bounds.
             CompileError: A guard does not hold at these sizes.
         """
-        if not named:
+        if not named and self.structure is None:
             try:
                 model = self._by_key[self._key_of(arguments)]
             except (AttributeError, IndexError, KeyError, TypeError):
@@ -169,7 +177,9 @@ class DynamicModel:
     def _model_for(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> CompiledModel:
         graph, sizes = self.program.graph, self.program.sizes
         types = [(s.name, type_text(graph.input_type(i))) for i, s in enumerate(graph.inputs)]
-        inputs = arranged(f"model {graph.name!r}", types, arguments, named)
+        slots = None if self.structure is None else self.structure.inputs_of(arguments, named)
+        inputs = arranged(f"model {graph.name!r}", types, arguments if slots is None else (),
+                          named if slots is None else slots)  # fmt: skip
         by_name = {
             name: value.shape if hasattr(value, "shape") else np.shape(value)
             for (name, _), value in zip(types, inputs, strict=True)
@@ -179,6 +189,65 @@ class DynamicModel:
         model = self.at(**found)
         self._by_key[key[0] if len(key) == 1 else tuple(key)] = model
         return model
+
+
+#: Of more named sizes none may be 0 or 1: each combination is compiled.
+MOST_SMALL = 3
+
+
+def exclude_small_sizes(
+    program: DynamicProgram,
+    static: Callable[[Mapping[str, int]], tuple[ComputationGraph, Mapping[str, Any]]],
+    machine: Machine, target: str,
+) -> None:  # fmt: skip
+    """Record guards against sizes of 0 and 1 at which the module has another program.
+
+    Both programs run once on random numbers, at each combination of small and other sizes.
+
+    Args:
+        program: A program whose tracer assumed that no size is 0 or 1.
+        static: Returns the graph of the module at some sizes, and inputs for it.
+        machine: The machine that it is compiled for.
+        target: How the machine was specified.
+    """
+    sizes, random = program.sizes, np.random.default_rng(0)
+    small = {
+        name: [size for size in (0, 1) if dim.least <= size <= dim.most]
+        for name, dim in sizes.dims.items()
+    }
+    checked = [name for name in small if small[name]][:MOST_SMALL]
+    for name in [name for name in small if small[name] and name not in checked]:
+        for size in small[name]:
+            sizes.exclude(name, size)
+    for choice in product(*((None, *small[name]) for name in checked)):
+        chosen = {n: size for n, size in zip(checked, choice, strict=True) if size is not None}
+        numbers = {**sizes.hints, **chosen}
+        if not chosen or not all(guard.holds(numbers) for guard in sizes.guards):
+            continue
+        try:
+            graph, examples = static(numbers)
+        except (StitchError, RuntimeError, ValueError):
+            is_same = False  # The module has no graph at these sizes.
+        else:
+            inputs = {
+                name: random.standard_normal(value.shape).astype(value.dtype)
+                if value.dtype.kind == "f" else value
+                for name, value in examples.items()
+            }  # fmt: skip
+            expected = compile_for_inference(graph, machine, target, program.options)
+            is_same = _agree(DynamicModel(program, target).at(**numbers)(**inputs),
+                             expected(**inputs))  # fmt: skip
+        if not is_same:
+            sizes.exclude(*next(iter(chosen.items())))
+
+
+def _agree(results: Any, expected: Any) -> bool:
+    pairs = [r if isinstance(r, tuple) else (r,) for r in (results, expected)]
+    return len(pairs[0]) == len(pairs[1]) and all(
+        np.shape(one) == np.shape(other)
+        and np.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
+        for one, other in zip(*(map(np.asarray, part) for part in pairs), strict=True)
+    )
 
 
 def _key_reader(sources: Sequence[tuple[int, int]]) -> Callable[[tuple[Any, ...]], Hashable]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from stitch.program import Array, Constant, InputKind, SymbolicSizes, TensorDesc
 from stitch.report import Device
 
 if TYPE_CHECKING:  # It loads with the package torch.
-    from stitch.frontend.torch import CallStructure
+    from stitch.frontend.torch import CallStructure, StaticCapture
 
 #: Suffixes of the files that Stitch's own front ends read, and of other files that it has.
 SUFFIXES = ("yaml", "yml", "onnx", "pt2", "ttb", "ttnn", "ttsys", "json", "py")
@@ -115,32 +115,52 @@ def _read_other(
     )
 
 
+class DynamicModule(NamedTuple):
+    """A module whose inputs have symbolic sizes.
+
+    Attributes:
+        graph: Its graph.
+        sizes: The sizes.
+        structure: How calls of a torch module are calls of its program, if they differ.
+        static: Converts a torch module at some sizes, with inputs; None: the graph needs no check.
+    """
+
+    graph: ComputationGraph
+    sizes: SymbolicSizes
+    structure: CallStructure | None = None
+    static: StaticCapture | None = None
+
+
 def read_dynamic(
     module: Any, examples: Sequence[Any] | Mapping[str, Any],
-    dynamic_shapes: Mapping[str, Any],
-) -> tuple[ComputationGraph, SymbolicSizes]:  # fmt: skip
-    """Return the graph of a function or ONNX model whose inputs have symbolic sizes, and the sizes.
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any],
+) -> DynamicModule:  # fmt: skip
+    """Read a function, ONNX model or torch module whose inputs have symbolic sizes.
 
     Raises:
         UsageError: The module is of another kind, or `dynamic_shapes` does not fit its inputs.
         CompileError: As for `compile`.
     """
+    if is_torch(module):
+        with _reading("torch modules", "torch"):
+            from stitch.frontend.torch import captured_dynamic_module
+        return DynamicModule(*captured_dynamic_module(module, examples, dynamic_shapes))
+    if not isinstance(dynamic_shapes, Mapping):
+        raise UsageError("dynamic_shapes= in order of the arguments is for torch modules",
+                         expected="a mapping of inputs to their axes",
+                         got=type(dynamic_shapes).__name__)  # fmt: skip
     if _is_of_onnx(module):
         with _reading("ONNX models", "onnx"):
             from stitch.frontend.onnx import from_onnx_dynamic
-        return from_onnx_dynamic(module, examples, dynamic_shapes)
-    if (
-        isinstance(module, str | Path | ComputationGraph)
-        or is_torch(module)
-        or not callable(module)
-    ):
+        return DynamicModule(*from_onnx_dynamic(module, examples, dynamic_shapes))
+    if isinstance(module, str | Path | ComputationGraph) or not callable(module):
         raise UsageError(
-            "dynamic_shapes= is supported for Python functions and ONNX models only",
+            "dynamic_shapes= is supported for Python functions, ONNX models and torch modules only",
             got=type(module).__name__,
             remedy="compile the module without it, once for each size",
         )
     sizes = SymbolicSizes(dynamic_shapes)
-    return trace(module, *_by_position(module, examples), sizes=sizes), sizes
+    return DynamicModule(trace(module, *_by_position(module, examples), sizes=sizes), sizes)
 
 
 def _read_by_plugin(

@@ -229,6 +229,12 @@ class SymbolicSizes:
         number = expression.constant
         return SymbolicSize(expression, self) if number is None else number
 
+    def exclude(self, name: str, size: int) -> None:
+        """Record a guard against a number at which the module has another graph."""
+        left, right = Expression.of_name(name), Expression.of_int(size)
+        line = "the module has another graph there"
+        self._guards[left, "!=", right] = Guard(left, "!=", right, line, "", False)
+
     def check(self, sizes: Mapping[str, int], what: str) -> dict[str, int]:
         """Return sizes by name after checking names, bounds and guards.
 

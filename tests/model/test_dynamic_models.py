@@ -309,7 +309,7 @@ BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (mlp, {"dynamic_shapes": {"x": {0: stitch.Dim("n", 9, 10)}}}, "out of bounds"),
     (mlp, {"optimizer": "sgd", "loss": "mse"}, "only without dynamic_shapes="),
     (mlp, {"algorithm": "search"}, "only without dynamic_shapes="),
-    ("model.yaml", {}, "Python functions and ONNX models only"),
+    ("model.yaml", {}, "Python functions, ONNX models and torch modules only"),
 ]  # fmt: skip
 
 

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from stitch.frontend.torch.compile import device_of, loop_over
     from stitch.frontend.torch.compile_explanation import Explanation, explain, graph_counts
     from stitch.frontend.torch.export import load_archive
-    from stitch.frontend.torch.fx import captured_module, from_fx
+    from stitch.frontend.torch.fx import (
+        StaticCapture,
+        captured_dynamic_module,
+        captured_module,
+        from_fx,
+    )
     from stitch.frontend.torch.plain_values import CallStructure
     from stitch.frontend.torch.shared_storage import (
         OverwrittenTensor,
@@ -33,7 +38,7 @@ else:
             "compile": "device_of loop_over",
             "compile_explanation": "Explanation explain graph_counts",
             "export": "load_archive",
-            "fx": "captured_module from_fx",
+            "fx": "StaticCapture captured_dynamic_module captured_module from_fx",
             "plain_values": "CallStructure",
             "shared_storage": "OverwrittenTensor RelocatedParameters SharedStorage",
             "tensor_bytes": "array_on tensor_on untraced_tensor_on",
@@ -43,7 +48,7 @@ else:
 
 __all__ = [
     "CallStructure", "Explanation", "OverwrittenTensor", "RelocatedParameters", "SharedStorage",
-    "array_on", "captured_module",
+    "StaticCapture", "array_on", "captured_dynamic_module", "captured_module",
     "device_of", "evaluation_from_torch", "explain", "from_fx", "from_torch_for_training",
     "graph_counts", "load_archive", "loop_over", "tensor_on", "untraced_tensor_on",
 ]  # fmt: skip

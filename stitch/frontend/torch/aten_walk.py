@@ -26,6 +26,7 @@ from stitch.frontend.torch.refused_nodes import (
     location_of,
     operator_of,
 )
+from stitch.frontend.torch.symbolic_export import TorchSizes
 from stitch.frontend.torch.torch_internals import pytree
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor, choose, repeat_while
 from stitch.program import ValueType
@@ -119,6 +120,12 @@ CONTROL: Mapping[Any, Control] = {
 # Graphs -------------------------------------------------------------------------------------------
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+#: Functions of numbers of torch, as Python's.
+_OF_SIZES: Mapping[Any, Callable[..., Any]] = {
+    torch.sym_float: float,
+    torch.sym_not: operator.not_,
+    torch.sym_int: int,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,7 @@ _FAILED = Unreadable("it reads a value that is not compiled")
 def lower_graph(
     graph: Any, builder: ComputationGraphBuilder, bindings: Mapping[str, Callable[[], Any]],
     attributes: Callable[[str], Any], title: str, remedy: str = COMPILE_REMEDY,
+    sizes: TorchSizes | None = None,
 ) -> Sequence[Any]:  # fmt: skip
     """Add the operations of an fx graph to a builder.
 
@@ -150,6 +158,7 @@ def lower_graph(
         attributes: Returns the value of a get_attr target.
         title: The module's name in errors.
         remedy: The remedy in errors.
+        sizes: The symbolic sizes of the graph.
 
     Returns:
         The arguments of the graph's output node.
@@ -157,7 +166,7 @@ def lower_graph(
     Raises:
         CompileError: lists each operator that cannot be compiled with its source line.
     """
-    walk = _Walk(builder, bindings, attributes, RefusedNodes(title, remedy))
+    walk = _Walk(builder, bindings, attributes, RefusedNodes(title, remedy), sizes=sizes)
     values = walk.graph(graph)
     walk.refusals.raise_any()
     unread = any(isinstance(value, Unreadable) for value in pytree.tree_leaves(values))
@@ -194,6 +203,8 @@ class _Walk:
     values: dict[Any, Any] = field(default_factory=dict)
     #: For each operation of the builder, the node that it was added for.
     nodes: list[Any] = field(default_factory=list)
+    #: The symbolic sizes of the graph.
+    sizes: TorchSizes | None = None
 
     def graph(self, graph: Any) -> Sequence[Any]:
         outputs: Sequence[Any] = ()
@@ -225,6 +236,14 @@ class _Walk:
         if node.op in ("placeholder", "get_attr") or node.target in CHECKS:
             return
         where = location_of(node)
+        if self.sizes is not None and isinstance(node.meta.get("val"), _NUMBERS):
+            with self.builder.at(where):
+                try:
+                    self.values[node] = self._number(node, self.sizes)
+                except CompileError as error:
+                    self.values[node] = _FAILED
+                    self.refusals.failed(node, where, error)
+            return
         if isinstance(node.meta.get("val"), _NUMBERS) and lowering_of(node.target) is None:
             # A size that depends on data: the operator that it comes from is refused already.
             self.values[node] = _FAILED
@@ -251,6 +270,19 @@ class _Walk:
                 self.refusals.note(node, where, f"its lowering failed: {error!r}")
             if node not in self.values:
                 self.values[node] = self._refused_value(node)
+
+    def _number(self, node: Any, sizes: TorchSizes) -> Any:
+        """The size of a node; a real number or a flag that is computed from sizes is known at the
+        sizes of this compilation only."""
+        promised = node.meta["val"]
+        if isinstance(promised, torch.SymInt):
+            return sizes.size(promised)
+        compute = _OF_SIZES.get(node.target, node.target)
+        operands = torch.fx.node.map_arg(node.args, self.value)
+        is_python = getattr(compute, "__module__", "") in ("_operator", "math", "builtins")
+        if not is_python or any(isinstance(operand, Unreadable) for operand in operands):
+            raise CompileError("a number is computed from sizes or data", got=operator_of(node))
+        return compute(*operands)
 
     def _unreadable(self, operands: Sequence[Any]) -> Unreadable | None:
         values = (self.value(operand) for operand in operands)
@@ -283,7 +315,7 @@ class _Walk:
         values = promised if several else (promised,)
         call = Call(
             self.builder,
-            tuple(map(_type_of, values)),
+            tuple(_type_of(value, self.sizes) for value in values),
             _used(node) if several else frozenset((0,)),
             tuple(a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args),
             bool(values) and is_complex(values[0]),
@@ -305,6 +337,7 @@ class _Walk:
         walk = _Walk(
             self.builder, {}, lambda target: self.attributes(f"{inner.target}.{target}"),
             RefusedNodes(""), values=dict(zip(placeholders, operands, strict=True)),
+            sizes=self.sizes,
         )  # fmt: skip
         values = walk.graph(graph)
         refused = walk.refusals.each
@@ -369,7 +402,7 @@ def _used(node: Any) -> frozenset[int]:
     )
 
 
-def _type_of(promised: Any) -> ValueType | None:
+def _type_of(promised: Any, sizes: TorchSizes | None = None) -> ValueType | None:
     if not isinstance(promised, torch.Tensor):
         return None
     if promised.device.type not in ("cpu", "cuda") or promised.layout is not torch.strided:
@@ -378,6 +411,9 @@ def _type_of(promised: Any) -> ValueType | None:
             got=f"{promised.layout} on {promised.device}",
             remedy="call .to('cpu') and .to_dense() before the compiled code",
         )
+    if sizes is not None:
+        kind = type_of_tensor(promised)
+        return ValueType(sizes.shape(kind.shape), kind.data_type)
     if not all(isinstance(d, int) for d in promised.shape):
         raise CompileError(
             "the shape of its result depends on data",

@@ -27,6 +27,7 @@ from stitch.frontend.torch.decompositions import EXPORTED_DECOMPOSITIONS, or_who
 from stitch.frontend.torch.lowering import KEPT_WHOLE
 from stitch.frontend.torch.plain_values import Arguments, with_plain_values
 from stitch.frontend.torch.refused_nodes import failure_location
+from stitch.frontend.torch.symbolic_export import DynamicArguments, dynamic_arguments
 from stitch.frontend.torch.torch_internals import (
     EXPORT_TRACER,
     TORCHSCRIPT_CONVERTER,
@@ -51,10 +52,12 @@ class Capture:
     program: Any
     arguments: Arguments
     results: Any
+    #: The examples of a dynamic export, and the Dims of their axes.
+    dynamic: DynamicArguments | None = None
 
 
-def exported(module: Any, examples: Examples) -> Capture:
-    """Export a module.
+def exported(module: Any, examples: Examples, dynamic_shapes: Any = None) -> Capture:
+    """Export a module; `dynamic_shapes` has the named sizes of its arguments.
 
     Raises:
         CompileError: its control flow depends on data (the error names the line), torch cannot
@@ -75,7 +78,7 @@ def exported(module: Any, examples: Examples) -> Capture:
         _load_exporter()
         try:
             with _containers_restored(module):
-                capture = _captured(module, examples)
+                capture = _captured(module, examples, dynamic_shapes)
             return replace(capture, program=_decomposed(capture.program))
         except StitchError:
             raise
@@ -85,7 +88,17 @@ def exported(module: Any, examples: Examples) -> Capture:
                 raise refused_sharing(shared, type(module).__name__) from error
             _check_weights(module)
             refused = _refused_by_module(error, module, examples)
-            raise refused or _explained(error, module) from error
+            raise refused or _explained(error, module, dynamic_shapes is not None) from error
+
+
+def exported_call(module: Any, call: Arguments) -> Capture:
+    """Export a module at the shapes of a call, which has tensors of torch."""
+    with _containers_restored(module):
+        twin, (arguments, named), calls = with_plain_values(module, call)
+        with torch.no_grad(), warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")
+            program = _decomposed(torch.export.export(twin, arguments, named))
+    return Capture(program, call, calls.results)
 
 
 def _check_weights(module: Any) -> None:
@@ -190,8 +203,19 @@ def _refuse_scripts(module: Any) -> None:
     )
 
 
-def _captured(module: Any, examples: Examples) -> Capture:
+def _captured(module: Any, examples: Examples, dynamic_shapes: Any) -> Capture:
     call = _arguments(examples)
+    if dynamic_shapes is not None:
+        if isinstance(module, torch.export.ExportedProgram):
+            if not len(examples) and module.example_inputs is not None:
+                call = module.example_inputs
+            module = module.module()
+        dynamic = dynamic_arguments(module, call, dynamic_shapes)
+        twin, (arguments, named), calls = with_plain_values(module, dynamic.arguments)
+        with torch.no_grad():
+            program = torch.export.export(twin, arguments, named, dynamic_shapes=dynamic.shapes)
+        _warn_of_numbers(calls.changed_numbers, type(module).__name__)
+        return Capture(program, dynamic.arguments, calls.results, dynamic)
     if isinstance(module, torch.export.ExportedProgram):
         if not len(examples) and module.example_inputs is not None:
             call = module.example_inputs
@@ -376,11 +400,19 @@ def _type_text(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
-def _explained(error: Exception, module: Any) -> StitchError:
+def _explained(error: Exception, module: Any, is_dynamic: bool) -> StitchError:
     name = type(module).__name__
     text = f"{type(error).__name__}: {error}"
     line = failure_location(error)
     first = str(error).strip().partition("\n")[0]
+    violated = [part.strip(" -") for part in str(error).splitlines() if part.startswith("  - ")]
+    if is_dynamic and violated:
+        return CompileError(
+            "the module is not the same for all sizes within the bounds: " + "; ".join(violated),
+            where=f"{name}, {line}" if line else name,
+            remedy="narrow the bounds, leave the axis out of dynamic_shapes=, or change the module "
+            "so that it does not compare the size",
+        )
     if any(sign in text for sign in _DEPENDS_ON_DATA):
         return CompileError(
             "the module's control flow depends on data",

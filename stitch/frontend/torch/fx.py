@@ -27,14 +27,22 @@ from stitch.frontend.torch.export import (
     Examples,
     blaming_examples,
     exported,
+    exported_call,
     refused_sharing,
     tensor_of,
 )
 from stitch.frontend.torch.plain_values import CallStructure, StaticValue, are_tensors, flattened
+from stitch.frontend.torch.symbolic_export import (
+    TorchSizes,
+    at_hints,
+    torch_sizes,
+)
 from stitch.frontend.torch.torch_internals import pytree
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
-from stitch.program import FreeNames, InputKind
+from stitch.program import Array, FreeNames, InputKind, SymbolicSizes, ValueType
 
+#: Converts a module at some sizes: the graph, and inputs for it.
+StaticCapture = Callable[[Mapping[str, int]], tuple[ComputationGraph, dict[str, Array]]]
 _INPUT = torch.export.graph_signature.InputKind
 _OUTPUT = torch.export.graph_signature.OutputKind
 
@@ -58,8 +66,7 @@ def captured_module(
         name: The graph's name, by default that of the module's class.
 
     Returns:
-        The graph, and the mapping of calls of the module to calls of the graph's program; None if
-        both have the same arguments and results.
+        As `_graph_of`.
 
     Raises:
         CompileError: lists each unsupported operator with its source line, or names the line
@@ -67,16 +74,74 @@ def captured_module(
     """
     title = name or _title(module)
     capture = exported(module, example_inputs)
+    with blaming_examples(module, example_inputs):
+        return _graph_of(capture, title, None)
+
+
+def captured_dynamic_module(
+    module: Any, example_inputs: Examples, dynamic_shapes: Any
+) -> tuple[ComputationGraph, SymbolicSizes, CallStructure | None, StaticCapture]:
+    """Convert a torch module to a graph with symbolic sizes.
+
+    Returns:
+        The graph, its sizes, the mapping of calls, and a function that converts the module at some
+        sizes and returns the graph with inputs for it: torch.export assumes that no symbolic size
+        is 0 or 1.
+
+    Raises:
+        CompileError: As `captured_module`, and if the module is not the same for all sizes.
+        UsageError: `dynamic_shapes` does not fit the arguments.
+    """
+    title = _title(module)
+    capture = exported(module, example_inputs, dynamic_shapes)
+    dynamic = capture.dynamic
+    assert dynamic is not None, "exported with dynamic shapes"
+    converted = torch_sizes(capture.program, dynamic)
+    graph, structure = _graph_of(capture, title, converted)
+    converted.sizes.locate = lambda: title
+    leaves, tree = pytree.tree_flatten(dynamic.arguments)
+
+    def at(numbers: Mapping[str, int]) -> tuple[ComputationGraph, dict[str, Array]]:
+        resized = at_hints(leaves, dynamic.axes, numbers)
+        plain = module.module() if isinstance(module, torch.export.ExportedProgram) else module
+        static = _graph_of(exported_call(plain, tree.unflatten(resized)), title, None)[0]
+        tensors = [leaf for leaf in resized if isinstance(leaf, torch.Tensor)]
+        names = [slot.name for slot in static.inputs]
+        return static, dict(zip(names, map(array_of, tensors), strict=True))
+
+    return graph, converted.sizes, structure, at
+
+
+def _graph_of(
+    capture: Capture, title: str, sizes: TorchSizes | None
+) -> tuple[ComputationGraph, CallStructure | None]:
+    """Convert a torch module to a graph.
+
+    Args:
+        capture: The export of an nn.Module, a GraphModule or an ExportedProgram.
+        title: The graph's name.
+        sizes: The symbolic sizes of a dynamic export.
+
+    Returns:
+        The graph, and the mapping of calls of the module to calls of the graph's program; None if
+        both have the same arguments and results.
+
+    Raises:
+        CompileError: lists each unsupported operator with its source line, or names the line
+            whose control flow depends on data.
+    """
     program = capture.program
     _refuse_mutation(program, title)
     states = _states_of(program, title)
     builder = ComputationGraphBuilder(title)
+    if sizes is not None:
+        sizes.sizes.locate = lambda: builder.location
     constants = _Constants(builder)
     bindings: dict[str, Callable[[], Any]] = {}
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
         if spec.target not in states:
-            bindings[node.name] = _binding(program, spec, node, builder, constants)
+            bindings[node.name] = _binding(program, spec, node, builder, constants, sizes)
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
         if spec.target in states:
             bindings[node.name] = _state(builder, states[spec.target], tensor_of(program, spec))
@@ -85,8 +150,7 @@ def captured_module(
         value = attrgetter(target)(program.graph_module)
         return constants(target, value) if isinstance(value, torch.Tensor) else value
 
-    with blaming_examples(module, example_inputs):
-        outputs = lower_graph(program.graph, builder, bindings, attribute, title)
+    outputs = lower_graph(program.graph, builder, bindings, attribute, title, sizes=sizes)
     declared = _declare_outputs(builder, program, outputs, states, title)
     return builder.build(), _structure(capture, declared)
 
@@ -145,14 +209,17 @@ class _Constants:
 
 
 def _binding(
-    program: Any, spec: Any, node: Any, builder: ComputationGraphBuilder, constants: _Constants
-) -> Callable[[], Any]:
+    program: Any, spec: Any, node: Any, builder: ComputationGraphBuilder, constants: _Constants,
+    sizes: TorchSizes | None,
+) -> Callable[[], Any]:  # fmt: skip
     """The value of a placeholder: inputs are declared now, constants when they are first read."""
     if spec.kind is _INPUT.USER_INPUT:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return lambda: value
         kind = type_of_tensor(value)
+        if sizes is not None:
+            kind = ValueType(sizes.shape(kind.shape), kind.data_type)
         with builder.at(f"input {node.name}"):
             slot = builder.input(node.name, kind.shape, kind.data_type)
         symbolic = ComplexTensor(slot) if is_complex(value) else slot

@@ -11,7 +11,7 @@ import torch
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, Several, rounded_once
 from stitch.graph import SymbolicTensor
-from stitch.program import DataType
+from stitch.program import DataType, is_deferred, is_symbolic
 
 aten = torch.ops.aten
 
@@ -37,10 +37,12 @@ def _attention(
 def _may_hide_a_row(call: Call, mask: SymbolicTensor, shape: tuple[int, ...]) -> bool:
     """Whether a row of the mask may hide every key; true if the mask is no constant."""
     known = call.builder.known_data(mask)
-    if known is None:
+    if known is None or is_deferred(known):
         return True
     open_keys = known if known.dtype == np.bool_ else known > -np.inf
-    return not bool(np.broadcast_to(open_keys, shape).any(-1).all())
+    if not any(map(is_symbolic, shape)):
+        open_keys = np.broadcast_to(open_keys, shape)
+    return not bool(open_keys.any(-1).all())
 
 
 def _repeated(call: Call, x: SymbolicTensor, heads: int) -> SymbolicTensor:

@@ -17,7 +17,7 @@ from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, Row, Value
 from stitch.frontend.torch.lowering.shapes import permuted, slice_tensor
 from stitch.graph import SymbolicTensor
-from stitch.program import DataType
+from stitch.program import DataType, is_same_size
 
 aten = torch.ops.aten
 Indices = Sequence[SymbolicTensor | None]
@@ -140,6 +140,15 @@ class _Selection:
     front: int
 
 
+def _common_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape to which shapes broadcast; torch has checked that they do."""
+    rank = max(map(len, shapes))
+    columns = zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True)
+    return tuple([
+        next((size for size in column if not is_same_size(size, 1)), 1) for column in columns
+    ])  # fmt: skip
+
+
 def _selection(call: Call, indices: Indices) -> _Selection:
     chosen = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     if any(index.data_type in (DataType.BOOL, DataType.UINT8) for _, index in chosen):
@@ -149,7 +158,7 @@ def _selection(call: Call, indices: Indices) -> _Selection:
             "there",
         )
     axes = tuple(axis for axis, _ in chosen)
-    shape = np.broadcast_shapes(*(index.shape for _, index in chosen))
+    shape = _common_shape([index.shape for _, index in chosen])
     together = axes == tuple(range(axes[0], axes[0] + len(axes)))
     # torch puts the indices' axes at the position of the indexed ones if these are adjacent.
     return _Selection(axes, tuple(i for _, i in chosen), shape, axes[0] if together else 0)

@@ -14,7 +14,7 @@ from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Number, Row, Value, built
 from stitch.graph import ComputationGraphBuilder as Builder
 from stitch.graph import SymbolicTensor
-from stitch.program import Array
+from stitch.program import Array, int64_array, is_same_size, is_symbolic, slice_bounds
 
 aten = torch.ops.aten
 
@@ -33,6 +33,10 @@ def _zeros(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
 def _range_step(
     call: Call, start: Number, end: Number, step: Number = 1, **_: Any
 ) -> SymbolicTensor:
+    if is_symbolic(call.shape[0]):
+        b = call.builder
+        numbers = b.op("Range", 0, int64_array([call.shape[0]], ()), 1)
+        return call.cast(b.add(b.mul(numbers, step), start))
     elements = start + np.arange(call.shape[0]) * step
     return call.builder.constant(elements.astype(call.data_type.dtype))
 
@@ -67,15 +71,18 @@ def slice_tensor(
 ) -> SymbolicTensor:  # fmt: skip
     """x[start:end:step] along one axis."""
     length = x.shape[dim]
-    first, last, _ = slice(start, end, step).indices(length)
-    if (first, last, step) == (0, length, 1):
+    first, last, _, _ = slice_bounds(slice(start, end, step), length)
+    if (first, step) == (0, 1) and is_same_size(last, length):
         return x
     steps = None if step == 1 else [step]
     return call.builder.slice(x, [first], [max(first, last)], [dim % len(x.shape)], steps)
 
 
 def _select(call: Call, x: SymbolicTensor, dim: int, index: int) -> SymbolicTensor:
-    return call.builder.gather(x, np.asarray(index % x.shape[dim], np.int64), dim)
+    index = index + x.shape[dim] if index < 0 else index
+    if is_symbolic(index):
+        return call.builder.op("Gather", x, int64_array([index], ()), axis=dim)
+    return call.builder.gather(x, np.asarray(index, np.int64), dim)
 
 
 def _concat(call: Call, tensors: Sequence[SymbolicTensor], dim: int = 0) -> SymbolicTensor:
@@ -164,6 +171,8 @@ def _viewed(
 ) -> Array:
     """The numbers of the elements of x that a view of its memory has, in one row."""
     traced = call.traced[0]
+    if not all(isinstance(stride, int) for stride in traced.stride()):
+        raise CompileError("as_strided of a tensor with symbolic sizes is not supported")
     start = 0 if storage_offset is None else storage_offset - traced.storage_offset()
     wanted = _offsets(start, shape, strides).reshape(-1)
     numbers = _element_numbers(x.shape, traced.stride())

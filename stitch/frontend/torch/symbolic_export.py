@@ -1,0 +1,285 @@
+"""Named sizes of torch modules: `stitch.Dim` and `torch.export.Dim` for torch.export, and the sizes
+of its programs as ours.
+
+torch.export proves that its graph holds for all sizes within the bounds, except 0 and 1: it assumes
+that no symbolic size is one of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stitch.errors import CompileError, UsageError, unknown
+from stitch.frontend.torch.plain_values import Arguments
+from stitch.frontend.torch.torch_internals import pytree
+from stitch.program import COMMON_HINT, MAX_SIZE, Dim, Expression, SymbolicSizes
+
+#: The smallest size that torch.export does not treat apart.
+LEAST_OF_TORCH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicArguments:
+    """Examples of a dynamic export.
+
+    Attributes:
+        arguments: The examples, with sizes of at least 2 where they are dynamic.
+        shapes: The same structure with torch's Dims, as torch.export takes it.
+        axes: For each leaf of the arguments, its Dims by axis.
+    """
+
+    arguments: Arguments
+    shapes: Any
+    axes: tuple[Mapping[int, Dim], ...]
+
+
+def dynamic_arguments(module: Any, call: Arguments, dynamic_shapes: Any) -> DynamicArguments:
+    """Return examples and Dims of a dynamic export.
+
+    Args:
+        module: The module.
+        call: Its examples.
+        dynamic_shapes: By name of an argument of forward, or in order: a mapping of axes to Dims
+            for a tensor, containers of such mappings for a container.
+
+    Raises:
+        UsageError: It does not fit the arguments.
+    """
+    forward = module.forward if hasattr(module, "forward") else module.module().forward
+    positional, named = call
+    bound = inspect.signature(forward).bind(*positional, **named).arguments
+    if isinstance(dynamic_shapes, Mapping):
+        for name in dynamic_shapes:
+            if name not in bound:
+                raise unknown(f"dynamic_shapes= names {name!r}, which is no argument of forward",
+                              str(name), bound, UsageError)  # fmt: skip
+    elif len(dynamic_shapes) > len(bound):
+        raise UsageError("dynamic_shapes= has more elements than forward has arguments",
+                         expected=", ".join(bound), got=str(len(dynamic_shapes)))  # fmt: skip
+    else:
+        dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=False))
+    reader = _Reader({}, {})
+    shapes = {
+        name: reader.read(name, value, dynamic_shapes.get(name)) for name, value in bound.items()
+    }
+    if not reader.dims:
+        raise UsageError("dynamic_shapes= names no axis of a tensor")
+    leaves, tree = pytree.tree_flatten(call)
+    axes = tuple(reader.axes.get(id(leaf), {}) for leaf in leaves)
+    hints: dict[str, int] = {}
+    for leaf, dims in zip(leaves, axes, strict=True):
+        for axis, dim in dims.items():
+            size = leaf.shape[axis]
+            if size < LEAST_OF_TORCH:
+                size = max(dim.least, min(dim.most, COMMON_HINT))
+            hints.setdefault(dim.name, size)
+    grown = tree.unflatten(at_hints(leaves, axes, hints))
+    return DynamicArguments(grown, shapes, axes)
+
+
+def at_hints(
+    leaves: Sequence[Any], axes: Sequence[Mapping[int, Dim]], sizes: Mapping[str, int]
+) -> list[Any]:
+    """Return tensors whose dynamic axes have other sizes: elements repeat."""
+    resized = []
+    for leaf, dims in zip(leaves, axes, strict=True):
+        for axis, dim in dims.items():
+            size, before = sizes[dim.name], leaf.shape[axis]
+            if size != before:
+                rest = (*leaf.shape[:axis], size, *leaf.shape[axis + 1 :])
+                leaf = (
+                    leaf.index_select(axis, torch.arange(size) % before)
+                    if before
+                    else leaf.new_zeros(rest)
+                )
+        resized.append(leaf)
+    return resized
+
+
+@dataclass
+class _Reader:
+    """Reads `dynamic_shapes` beside the arguments."""
+
+    #: By name: our Dim and torch's.
+    dims: dict[str, tuple[Dim, Any]]
+    #: By the id of a tensor, its Dims by axis.
+    axes: dict[int, dict[int, Dim]]
+
+    def read(self, where: str, value: Any, shapes: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._axes(where, value, shapes)
+        if shapes is None:
+            return pytree.tree_map(lambda _: None, value)
+        if isinstance(value, Mapping) and isinstance(shapes, Mapping):
+            return {k: self.read(f"{where}[{k!r}]", v, shapes.get(k)) for k, v in value.items()}
+        is_listed = isinstance(value, list | tuple) and isinstance(shapes, list | tuple)
+        if is_listed and len(value) == len(shapes):
+            parts = [
+                self.read(f"{where}[{i}]", v, s)
+                for i, (v, s) in enumerate(zip(value, shapes, strict=True))
+            ]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        raise UsageError(f"dynamic_shapes= does not have the structure of argument {where!r}",
+                         got=repr(shapes)[:80])  # fmt: skip
+
+    def _axes(self, where: str, tensor: Any, shapes: Any) -> Any:
+        if shapes is None:
+            return None
+        if isinstance(shapes, list | tuple):
+            shapes = dict(enumerate(shapes))
+        if not isinstance(shapes, Mapping):
+            raise UsageError(f"dynamic_shapes= gives the axes of {where!r} as a mapping of axes to "
+                             "Dims", expected='{0: stitch.Dim("batch", 1, 64)}',
+                             got=repr(shapes)[:80])  # fmt: skip
+        rank, found = tensor.ndim, dict[int, Any]()
+        for axis, given in shapes.items():
+            if given is None or type(given) is int or given is torch.export.Dim.STATIC:
+                continue
+            if not (type(axis) is int and -rank <= axis < rank):
+                raise UsageError(
+                    f"dynamic_shapes= names axis {axis} of {where!r}, which has {rank} axes"
+                )
+            if axis % rank in found:
+                raise UsageError(f"dynamic_shapes= names axis {axis} of {where!r} twice")
+            dim, found[axis % rank] = self._dim(f"{where}, axis {axis}", given)
+            size = tensor.shape[axis]
+            if not dim.least <= size <= dim.most:
+                raise UsageError(
+                    f"the example's size of {dim.name!r} is out of bounds", where=where,
+                    expected=f"{dim.least} to {dim.most}", got=str(size),
+                )  # fmt: skip
+            self.axes.setdefault(id(tensor), {})[axis % rank] = dim
+        return found or None
+
+    def _dim(self, where: str, given: Any) -> tuple[Dim, Any]:
+        if isinstance(given, Dim):
+            dim = given
+        elif type(given) is torch.export.Dim:
+            most = given.max if isinstance(given.max, int) else MAX_SIZE
+            dim = Dim(given.__name__, max(int(given.min), 1), min(most, MAX_SIZE))
+        else:
+            raise UsageError(
+                "dynamic_shapes= takes Dims with a name and bounds", where=where,
+                expected='stitch.Dim("batch", 1, 64) or torch.export.Dim("batch", min=1, max=64)',
+                got=repr(given)[:80],
+            )  # fmt: skip
+        limit = None if dim.most == MAX_SIZE else dim.most
+        # A Dim of torch with one size is refused: it says that the size is static.
+        new = dim, torch.export.Dim(dim.name, min=dim.least, max=limit)
+        known = self.dims.setdefault(dim.name, new)
+        if known[0] != dim:
+            raise UsageError(f"two Dims called {dim.name!r} have different bounds",
+                             expected=str(known[0]), got=str(dim))  # fmt: skip
+        return known
+
+
+@dataclass
+class TorchSizes:
+    """Converts sizes of an exported program to symbolic sizes."""
+
+    sizes: SymbolicSizes
+    #: Names of sizes by torch's symbols.
+    names: dict[Any, str]
+
+    def shape(self, shape: Sequence[Any]) -> tuple[Any, ...]:
+        """Return a shape of torch's graph."""
+        return tuple([size if isinstance(size, int) else self.size(size) for size in shape])
+
+    def size(self, size: Any) -> Any:
+        """Return a size of torch's graph; an expression that has no equal here specialises."""
+        expression = size.node.expr
+        free = expression.free_symbols
+        if not free <= self.names.keys():
+            raise CompileError(
+                "the shape of its result depends on data",
+                remedy="use torch.where(mask, x, other), or torch.compile, which breaks the graph "
+                "there",
+            )
+        converted = self._expression(expression)
+        if isinstance(converted, Expression):
+            return self.sizes.size(converted)
+        at = {s: int(self.sizes.size(Expression.of_name(self.names[s]))) for s in free}
+        return int(expression.subs(at))
+
+    def _expression(self, given: Any) -> Expression | None:
+        """Return an expression of torch's (of sympy) as ours; None if it has no equal."""
+        if given.is_Symbol:
+            return Expression.of_name(self.names[given])
+        if given.is_Integer:
+            return Expression.of_int(int(given))
+        parts = [self._expression(part) for part in given.args]
+        if any(part is None for part in parts):
+            return None
+        one, *rest = [part for part in parts if part is not None]
+        combine = _COMBINE.get(type(given).__name__)
+        if given.is_Pow:
+            power = rest[0].constant
+            if power is None or not 1 <= power <= MOST_POWER:
+                return None
+            return _power(one, power)
+        for part in rest:
+            if combine is None:
+                return None
+            one = combine(one, part)
+        return one
+
+
+def torch_sizes(program: Any, dynamic: DynamicArguments) -> TorchSizes:
+    """Return the sizes of an exported program: torch's symbols have the names of the Dims.
+
+    Raises:
+        CompileError: torch has made a size of a Dim static.
+    """
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = zip(program.graph_signature.input_specs, nodes, strict=True)
+    user_nodes = [
+        node for spec, node in specs
+        if spec.kind is torch.export.graph_signature.InputKind.USER_INPUT
+    ]  # fmt: skip
+    axes: dict[str, Mapping[int, Dim]] = {}
+    names: dict[Any, str] = {}
+    for node, dims in zip(user_nodes, dynamic.axes, strict=True):
+        for axis, dim in dims.items():
+            size = node.meta["val"].shape[axis]
+            symbol = None if isinstance(size, int) else size.node.expr
+            if symbol is None or not symbol.is_Symbol:
+                raise CompileError(f"torch.export makes size {dim.name!r} depend on others",
+                                   where=f"{node.name}, axis {axis}", got=str(size))  # fmt: skip
+            names[symbol] = dim.name
+        if dims:
+            axes[node.name] = dims
+    sizes = SymbolicSizes(axes)
+    for node in user_nodes:
+        if node.name in axes:
+            shape = node.meta["val"].shape
+            hints = tuple([s if isinstance(s, int) else int(s.node.hint) for s in shape])
+            sizes.shape_of(node.name, hints)
+    return TorchSizes(sizes, names)
+
+
+#: Higher powers of a size have no equal.
+MOST_POWER = 8
+
+
+def _power(base: Expression, power: int) -> Expression:
+    result = base
+    for _ in range(power - 1):
+        result = result * base
+    return result
+
+
+def _quotient(dividend: Expression, divisor: Expression) -> Expression:
+    return dividend.quotient(divisor, divisor.constant not in (None, 0))
+
+
+#: By the names of sympy's and torch's classes.
+_COMBINE: Mapping[str, Callable[[Expression, Expression], Expression]] = {
+    "Add": lambda a, b: a + b, "Mul": lambda a, b: a * b, "FloorDiv": _quotient,
+    "CleanDiv": _quotient, "Mod": lambda a, b: a - _quotient(a, b) * b,
+    "PythonMod": lambda a, b: a - _quotient(a, b) * b,
+}  # fmt: skip

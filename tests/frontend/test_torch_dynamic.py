@@ -1,0 +1,162 @@
+"""Torch modules with named sizes, compared with eager torch; modules that are not the same for all
+sizes are refused, and sizes at which torch.export assumes too much are excluded."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stitch
+from stitch.errors import CompileError, StitchError, UsageError
+
+BATCH, LENGTH = stitch.Dim("batch", 1, 40), stitch.Dim("length", 2, 24)
+
+
+class Layers(nn.Module):  # type: ignore[misc]
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+class Sizes(nn.Module):  # type: ignore[misc]
+    """Sizes as shapes, as positions and as a number."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        n = x.shape[0]
+        pairs = x.reshape(n * 2, -1).sum(1).view(n, 2)
+        return {"sum": pairs + torch.arange(n)[:, None], "last": x[-1] / n, "both": x + y}
+
+
+class OneApart(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        return x * 2 if x.shape[0] == 1 else x + 0
+
+
+class Larger(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        return x * 2 if x.shape[0] > 4 else x
+
+
+def mlp() -> Any:
+    return Layers(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+def cnn() -> Any:
+    return Layers(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                  nn.Linear(4 * 36, 5))  # fmt: skip
+
+
+def transformer_block() -> Any:
+    return Layers(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True))
+
+
+#: Module, example, and its dynamic axes.
+MODULES: dict[str, tuple[Any, tuple[int, ...], dict[int, stitch.Dim]]] = {
+    "mlp": (mlp, (8, 12), {0: BATCH}),
+    "cnn": (cnn, (3, 1, 14, 14), {0: BATCH}),
+    "transformer block": (transformer_block, (3, 6, 16), {0: BATCH, 1: LENGTH}),
+}
+
+
+def compiled(name: str) -> tuple[Any, stitch.DynamicModel]:
+    torch.manual_seed(3)
+    make, shape, axes = MODULES[name]
+    module = make().eval()
+    return module, stitch.compile(module, (torch.randn(shape),), dynamic_shapes={"x": axes})
+
+
+def arrays(results: Any) -> Any:
+    """Results of Stitch or torch as tensors of torch."""
+    if isinstance(results, dict):
+        return {name: arrays(value) for name, value in results.items()}
+    return torch.as_tensor(np.asarray(results))
+
+
+def check(name: str, module: Any, model: stitch.DynamicModel, *sizes: int) -> None:
+    _, shape, axes = MODULES[name]
+    x = torch.randn([dict(zip(axes, sizes, strict=True)).get(i, n) for i, n in enumerate(shape)])
+    with torch.no_grad():
+        torch.testing.assert_close(arrays(model(x)), module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_an_mlp_stays_free_with_dims_of_either_kind() -> None:
+    module, model = compiled("mlp")
+    dim = torch.export.Dim("batch", min=1, max=40)
+    other = stitch.compile(module, (np.zeros((4, 12), np.float32),), dynamic_shapes=[{0: dim}])
+    assert model.text() == other.text()
+    assert model.text().splitlines()[1:3] == ["  size batch: 1 to 40", "  input x: batchx12xf32"]
+    for batch in (1, 2, 7, 40):
+        check("mlp", module, model, batch)
+    assert stitch.load(model.encode()).at(batch=3).encode() == model.at(batch=3).encode()
+
+
+@pytest.mark.campaign("dynamic_sizes")
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_give_what_eager_torch_gives_at_random_sizes(name: str) -> None:
+    module, model = compiled(name)
+    assert not model.program.guards
+    draw, dims = random.Random(name), list(MODULES[name][2].values())
+    check(name, module, model, *(dim.least for dim in dims))
+    for _ in range(20):
+        check(name, module, model, *(draw.randint(dim.least, dim.most) for dim in dims))
+
+
+@pytest.mark.campaign("dynamic_sizes")
+def test_sizes_of_a_module_may_be_shapes_positions_and_numbers() -> None:
+    x, y = torch.randn(8, 6), torch.randn(8, 6)
+    axes = {0: stitch.Dim("batch", 2, 40)}
+    model = stitch.compile(Sizes(), (x, y), dynamic_shapes={"x": axes, "y": axes})
+    assert [guard.is_specialised for guard in model.program.guards] == [True]  # x / n
+    torch.testing.assert_close(arrays(model(x, y)), Sizes()(x, y))
+    with pytest.raises(CompileError, match="batch == 8"):
+        model(x[:5], y[:5])
+    with pytest.raises(UsageError, match="disagree about size 'batch'"):
+        model(x[:5], y)
+
+
+def test_a_size_at_which_the_module_has_another_graph_is_excluded() -> None:
+    model = stitch.compile(OneApart(), (torch.randn(8, 3),), dynamic_shapes={"x": {0: BATCH}})
+    torch.testing.assert_close(arrays(model(torch.ones(2, 3))), torch.ones(2, 3))
+    with pytest.raises(CompileError, match=r"batch != 1\n.*another graph there"):
+        model(torch.ones(1, 3))
+
+
+BAD: list[tuple[Any, Any, str]] = [
+    (Larger(), {"x": {0: BATCH}}, "not the same for all sizes.*5 <="),
+    (mlp(), {"z": {0: BATCH}}, "'z', which is no argument of forward"),
+    (mlp(), {"x": {2: BATCH}}, "axis 2 of 'x', which has 2 axes"),
+    (mlp(), {"x": {0: BATCH, -2: BATCH}}, "twice"),
+    (mlp(), {"x": {0: "batch"}}, "Dims with a name and bounds"),
+    (mlp(), {"x": {0: torch.export.Dim.AUTO}}, "Dims with a name and bounds"),
+    (mlp(), {"x": {0: 2 * torch.export.Dim("half")}}, "Dims with a name and bounds"),
+    (mlp(), {"x": BATCH}, "mapping of axes to Dims"),
+    (mlp(), {"x": {0: stitch.Dim("batch", 9, 10)}}, "out of bounds"),
+    (mlp(), {"x": {1: BATCH}}, "not the same for all sizes|refuses these examples|12"),
+    (mlp(), {"x": None}, "names no axis"),
+    (mlp(), [{0: BATCH}, None], "more elements than forward has arguments"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "shapes", "message"), BAD)
+def test_dynamic_shapes_that_do_not_fit_are_refused(module: Any, shapes: Any, message: str) -> None:
+    with pytest.raises(StitchError, match=message):
+        stitch.compile(module, (torch.randn(8, 12),), dynamic_shapes=shapes)
+
+
+@pytest.mark.campaign("dynamic_sizes")
+def test_an_exported_program_keeps_its_dims() -> None:
+    module = mlp().eval()
+    dim = torch.export.Dim("batch", min=2, max=40)
+    x = torch.randn(8, 12)
+    program = torch.export.export(module, (x,), dynamic_shapes={"x": {0: dim}})
+    model = stitch.compile(program, dynamic_shapes={"x": {0: dim}})
+    with torch.no_grad():
+        torch.testing.assert_close(arrays(model(x[:3])), module(x[:3]), rtol=1e-4, atol=1e-5)
