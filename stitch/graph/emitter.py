@@ -115,7 +115,9 @@ class Emitter:
         self._check_open()
         TEXT.check("ComputationGraphBuilder.op", "op", op)
         domain = "" if domain == "ai.onnx" else domain
-        like = next((o for o in operands if isinstance(o, SymbolicTensor)), None)
+        given = (o for o in operands if isinstance(o, SymbolicTensor))
+        # A condition does not decide the type of a number: `Where(condition, -inf, x)`.
+        like = next((o for o in given if o.data_type is not DataType.BOOL), None)
         tensors = [None if o is None else self.tensor(o, like) for o in operands]
         while tensors and tensors[-1] is None:
             tensors.pop()

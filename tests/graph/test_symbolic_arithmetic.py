@@ -93,3 +93,17 @@ def test_infinities_and_nan_are_numbers_of_any_floating_type(run: Run) -> None:
     assert np.isposinf(high).all()
     assert np.isnan(none).all()
     assert np.isneginf(low).all()
+
+
+@pytest.mark.parametrize("operands", [("x", -np.inf), (-np.inf, "x"), (np.inf, 0.5)])
+def test_a_condition_does_not_decide_the_type_of_numbers_beside_it(
+    operands: tuple[Any, Any], run: Run
+) -> None:
+    def chosen(x: Any, mask: Any) -> Any:
+        first, second = (x if operand == "x" else operand for operand in operands)
+        return x.builder.op("Where", mask, first, second) + x
+
+    x, mask = A, A > 0
+    first, second = (x if operand == "x" else np.float32(operand) for operand in operands)
+    (found,) = run(trace(chosen, x, mask), x, mask).values()
+    np.testing.assert_array_equal(found, np.where(mask, first, second) + x)
