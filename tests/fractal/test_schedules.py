@@ -34,7 +34,7 @@ def devices() -> Iterator[list[stitch.Device]]:
 
 
 # Of seeds with one remainder by 5 leaves are of one kind: places are taken in another turn.
-@pytest.mark.parametrize("seed", every(3, range(45)))
+@pytest.mark.parametrize("seed", every(7, range(45)))
 def test_modes_and_schedules_give_what_lists_give(seed: int, devices: list[stitch.Device]) -> None:
     case = random_case(seed)
     expected = case.program(plain, case.closed, case.nest)

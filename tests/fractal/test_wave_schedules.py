@@ -127,7 +127,7 @@ def expected_of(layer: Layer, outer: str, xs: Any, own: list[Any]) -> Any:
 )
 def test_layers_are_a_wave_of_any_depth_and_length(layer: Layer, outer: str, depth: int) -> None:
     tolerance = 0 if layer is whole_numbers else 1e-5
-    for length in range(1, 7):
+    for length in (1, 2, 3, 6):
         xs, own = of_layers(depth, length, layer)
         nests = [FractalTensor(each) for each in (xs, *own)]
         compiled = ops.compile(

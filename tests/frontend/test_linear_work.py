@@ -20,6 +20,7 @@ from stitch.frontend import module_from_text, read_graph
 from stitch.graph import ComputationGraph, as_json, from_json
 from stitch.machine import load_machine
 from stitch.ttb import Binary, encode, load
+from tests.support.grids import in_turn
 from tests.support.lines_run import lines_run
 
 #: Elements of the shorter file; the longer one has four times as many.
@@ -101,8 +102,9 @@ def decoding(form: str, count: int) -> Work:
     return lambda: load(file, verify="full")
 
 
-@pytest.mark.parametrize("form", MODULES)
-@pytest.mark.parametrize("work_on", [reading_yaml, compiling, reading_json, decoding])
+@pytest.mark.parametrize(
+    ("work_on", "form"), in_turn([reading_yaml, compiling, reading_json, decoding], MODULES)
+)
 def test_work_on_a_module_is_linear(work_on: Callable[[str, int], Work], form: str) -> None:
     assert_linear(lambda count: work_on(form, count))
 

@@ -103,8 +103,8 @@ WIDE_INSIDE = {
 
 
 def _matrix() -> list[Any]:
-    """Each architecture in each type; the quick suite has every fourth in one, which goes round."""
-    quick = {name: place % len(PRECISIONS) for place, name in enumerate(list(ARCHITECTURES)[::4])}
+    """Each architecture in each type; the quick suite has every eighth in one, which goes round."""
+    quick = {name: place % len(PRECISIONS) for place, name in enumerate(list(ARCHITECTURES)[::8])}
     return [
         pytest.param(
             name, kind, marks=() if turn == quick.get(name) else pytest.mark.campaign("networks")

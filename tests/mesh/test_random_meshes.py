@@ -24,8 +24,8 @@ from tests.support.placed_graphs import MACHINE, by_one_device, placed_case
 from tests.support.run_seed import SEED
 
 ORDERS = (None, 1, 2, 3)
-QUICK_GRAPHS, GRAPHS = 10, 200
-QUICK_KILLS, KILLS = 80, 2000
+QUICK_GRAPHS, GRAPHS = 4, 200
+QUICK_KILLS, KILLS = 24, 2000
 KILLS_OF_A_GRAPH = 8
 
 

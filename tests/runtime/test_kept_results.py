@@ -48,8 +48,8 @@ def kept_equals_single(seed: int, machine: str, executor: str) -> bool:
 
 @pytest.mark.parametrize(("machine", "part"), in_turn(["tiny", "host", "wormhole_n150"], range(4)))
 def test_kept_results_of_random_programs_are_those_of_single_runs(machine: str, part: int) -> None:
-    seeds = range(20 * part, 20 * part + 20)
-    assert sum(kept_equals_single(seed, machine, "numpy") for seed in seeds) > 5
+    seeds = range(20 * part, 20 * part + 10)
+    assert sum(kept_equals_single(seed, machine, "numpy") for seed in seeds) > 2
 
 
 def test_kept_results_of_other_executors_are_those_of_single_runs() -> None:

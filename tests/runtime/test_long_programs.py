@@ -13,6 +13,7 @@ import stitch
 from stitch.model import CompiledModel
 from stitch.packing import Interval, Packing, pack_intervals
 from stitch.runtime.executors.host import arrangement
+from tests.support.grids import every
 from tests.support.lines_run import lines_run
 
 FEW = 200
@@ -60,7 +61,7 @@ def test_compiling_four_times_the_operations_takes_four_times_the_lines() -> Non
     assert lines_run(lambda: compiled(4 * FEW)) < 4.5 * lines_run(lambda: compiled(FEW))
 
 
-@pytest.mark.parametrize("executor", ["numpy", "auto"])
+@pytest.mark.parametrize("executor", every(2, ["auto", "numpy"]))
 def test_first_runs_of_four_times_the_operations_take_four_times_the_lines(executor: str) -> None:
     first_run(compiled(1), executor)
     few, many = (lines_run(partial(first_run, compiled(n), executor)) for n in (FEW, 4 * FEW))
