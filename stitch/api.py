@@ -169,7 +169,8 @@ def compile(
         target: A machine's name (`wormhole_n150`, `tiny`, `host`), a machine file, or a `Machine`.
         placement: Placement options of inputs and outputs, as for `stitch-compile --set`:
             `"input.x.space=l1"`.
-        input_shapes: Shapes of an ONNX model's inputs, by name.
+        input_shapes: Shapes of an ONNX model's inputs, by name; with `dynamic_shapes`, None for
+            sizes that it names.
         optimizer: With `loss`, compile for training: an optimizer of Stitch or `torch.optim`, or
             its name.
         loss: A loss of `stitch.losses` or `torch.nn`, its name, or a function that calls one.
@@ -211,8 +212,8 @@ def compile(
     module = opened(module)
     if dynamic_shapes is not None:
         asked_too = {
-            "optimizer": optimizer, "loss": loss, "input_shapes": input_shapes, "cache": cache,
-            "unroll": unroll, "schedule": schedule, "weights": weights, "trainable": trainable,
+            "optimizer": optimizer, "loss": loss, "cache": cache, "unroll": unroll,
+            "schedule": schedule, "weights": weights, "trainable": trainable,
             "parallel": parallel, "devices": devices, **training,
             "algorithm": None if algorithm == "none" else algorithm,
         }  # fmt: skip
@@ -220,7 +221,7 @@ def compile(
         if others:
             raise UsageError("compile takes these only without dynamic_shapes=",
                              got=", ".join(others))  # fmt: skip
-        read = read_dynamic(module, example_inputs, dynamic_shapes)
+        read = read_dynamic(module, example_inputs, dynamic_shapes, input_shapes)
         options = CompileOptions(_placement(placement), name, Role(role), executor=executor,
                                  math_fidelity=MathFidelity(math_fidelity))  # fmt: skip
         machine, spelled = load_machine(target), _spelled(target)

@@ -77,7 +77,8 @@ class DynamicModel:
                                  binary.needs_passes)  # fmt: skip
         return cls(program, binary.machine.name)
 
-    def _stored(self) -> SymbolicBinary:
+    def stored(self) -> SymbolicBinary:
+        """Return what `save` writes."""
         program = self.program
         options, graph = program.options, program.graph
         # Where the passes have not run, the placement is not in the graph yet.
@@ -90,11 +91,11 @@ class DynamicModel:
     @takes(path=PATH)
     def save(self, path: str | Path) -> None:
         """Write the `.ttb` file of the program with named sizes, which `stitch.load` reads."""
-        save(self._stored(), path)
+        save(self.stored(), path)
 
     def encode(self) -> bytes:
         """Return the bytes that `save` writes."""
-        return encode(self._stored())
+        return encode(self.stored())
 
     def text(self) -> str:
         """Return sizes, guards and slots as readable text."""

@@ -94,16 +94,18 @@ class DynamicProgram:
             graph, _ = prepare_graph(graph, None, self.options)
         return graph, place_graph(graph, (), self.machine, self.options)
 
+    def size_lines(self) -> list[str]:
+        """Return the sizes with their bounds, and the guards, a line each."""
+        return [
+            *(f"  size {dim.name}: {dim.least} to {dim.most}" for dim in self.sizes.dims.values()),
+            *(f"  {'specialised' if guard.is_specialised else 'guard'} {guard.text()}"
+              for guard in self.guards),
+        ]  # fmt: skip
+
     def text(self) -> str:
         """Return sizes, guards and the types of the slots as readable text."""
         graph, lines = self.graph, [f"dynamic program @{self.options.name or self.graph.name} {{"]
-        lines += [
-            f"  size {dim.name}: {dim.least} to {dim.most}" for dim in self.sizes.dims.values()
-        ]
-        lines += [
-            f"  {'specialised' if guard.is_specialised else 'guard'} {guard.text()}"
-            for guard in self.guards
-        ]
+        lines += self.size_lines()
         lines += [
             f"  {side} {slot.name}: {type_text(graph.values[slot.value].type)}"
             for side, slots in (("input", graph.inputs), ("output", graph.outputs))

@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from stitch import plugins
-from stitch.errors import CompileError, UsageError
+from stitch.errors import CompileError, UsageError, unknown
 from stitch.graph import ComputationGraph, trace
-from stitch.program import Array, Constant, InputKind, SymbolicSizes, TensorDesc, ValueType
+from stitch.program import (
+    Array,
+    Constant,
+    InputKind,
+    SymbolicSizes,
+    TensorDesc,
+    ValueType,
+    is_symbolic,
+)
 from stitch.report import Device
 
 if TYPE_CHECKING:  # It loads with the package torch.
@@ -134,6 +142,7 @@ class DynamicModule(NamedTuple):
 def read_dynamic(
     module: Any, examples: Sequence[Any] | Mapping[str, Any],
     dynamic_shapes: Mapping[str, Any] | Sequence[Any],
+    input_shapes: Mapping[str, Sequence[int | None]] | None = None,
 ) -> DynamicModule:  # fmt: skip
     """Read a function, ONNX model or torch module whose inputs have symbolic sizes.
 
@@ -141,6 +150,19 @@ def read_dynamic(
         UsageError: The module is of another kind, or `dynamic_shapes` does not fit its inputs.
         CompileError: As for `compile`.
     """
+    if _is_of_onnx(module) and isinstance(dynamic_shapes, Mapping):
+        with _reading("ONNX models", "onnx"):
+            from stitch.frontend.onnx import from_onnx_dynamic
+        return DynamicModule(*from_onnx_dynamic(module, examples, dynamic_shapes, input_shapes))
+    read = _read_dynamic_by_examples(module, examples, dynamic_shapes)
+    _check_shapes(read.graph, input_shapes or {})
+    return read
+
+
+def _read_dynamic_by_examples(
+    module: Any, examples: Sequence[Any] | Mapping[str, Any],
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any],
+) -> DynamicModule:  # fmt: skip
     if is_torch(module):
         with _reading("torch modules", "torch"):
             from stitch.frontend.torch import captured_dynamic_module
@@ -149,10 +171,6 @@ def read_dynamic(
         raise UsageError("dynamic_shapes= in order of the arguments is for torch modules",
                          expected="a mapping of inputs to their axes",
                          got=type(dynamic_shapes).__name__)  # fmt: skip
-    if _is_of_onnx(module):
-        with _reading("ONNX models", "onnx"):
-            from stitch.frontend.onnx import from_onnx_dynamic
-        return DynamicModule(*from_onnx_dynamic(module, examples, dynamic_shapes))
     if isinstance(module, str | Path | ComputationGraph) or not callable(module):
         raise UsageError(
             "dynamic_shapes= is supported for Python functions, ONNX models and torch modules only",
@@ -161,6 +179,24 @@ def read_dynamic(
         )
     sizes = SymbolicSizes(dynamic_shapes)
     return DynamicModule(trace(module, *_by_position(module, examples), sizes=sizes), sizes)
+
+
+def _check_shapes(graph: ComputationGraph, shapes: Mapping[str, Sequence[int | None]]) -> None:
+    """Raise `UsageError` where examples gave other sizes than those asked for; None is any."""
+    kinds = {slot.name: graph.values[slot.value].type for slot in graph.inputs}
+    for name, shape in shapes.items():
+        if name not in kinds:
+            raise unknown(f"the module has no input {name!r}", name, kinds, UsageError)
+        found = kinds[name].shape
+        if len(found) != len(shape) or any(
+            asked is not None and not is_symbolic(size) and asked != size
+            for asked, size in zip(shape, found, strict=False)
+        ):
+            raise UsageError(
+                f"the example of input {name!r} has another shape",
+                expected="x".join("?" if size is None else str(size) for size in shape),
+                got="x".join("?" if is_symbolic(size) else str(size) for size in found),
+            )
 
 
 def _read_by_plugin(

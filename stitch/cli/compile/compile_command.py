@@ -9,6 +9,7 @@ import io
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -21,16 +22,16 @@ from stitch.cli.phases import phase
 from stitch.cli.run_inputs import is_array_text, parse_array, split_slot
 from stitch.cli.settings import cache_folder
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
-from stitch.compiler import RATED_EXECUTORS, SCHEDULES
+from stitch.compiler import RATED_EXECUTORS, SCHEDULES, type_text
 from stitch.documents import MACHINE, MODULE, kind_of
 from stitch.errors import CompileError, FormatError, StitchError, UsageError, unknown
 from stitch.files import OutputFiles, nearest_file, open_file, text_of, unreadable, write_files
 from stitch.frontend import opened
 from stitch.graph import ComputationGraph, from_json
 from stitch.option_values import DEFAULT_TARGET
-from stitch.program import Array, MathFidelity, Program, Role
+from stitch.program import Array, Dim, MathFidelity, Program, Role
 from stitch.report import counted
-from stitch.ttb import content_of
+from stitch.ttb import Binary, SymbolicBinary, content_of
 
 # Python factories: `--entry=file.py:factory`.
 
@@ -136,7 +137,10 @@ SOURCES = (
     "graphs in JSON (.json), "
     "Python (.py with --entry=NAME)"
 )
-_SHAPE = re.compile(r"(?:\d{1,18}(?:x\d{1,18})*)?")
+_SIZE = r"(?:[^\W\d]\w*:\d{1,18}\.\.)?\d{1,18}"
+_SHAPE = re.compile(rf"(?:{_SIZE}(?:x{_SIZE})*)?", re.ASCII)
+#: The sizes of a text that is a shape; names may have an x.
+_SIZES = re.compile(rf"(?:^|x)({_SIZE})", re.ASCII)
 
 
 def module_of(options: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
@@ -174,24 +178,50 @@ def _graph_of_json(path: Path) -> ComputationGraph:
     return from_json(text)
 
 
-def input_shapes(options: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def input_shapes(options: Sequence[str]) -> dict[str, tuple[int | Dim, ...]]:
     """Parse the values of `--input_shape`; raise `UsageError`.
 
     >>> input_shapes(["x=1x3x224x224", "scale="])
     {'x': (1, 3, 224, 224), 'scale': ()}
+    >>> input_shapes(["x=batch:1..64x784"])
+    {'x': (Dim(name='batch', least=1, most=64), 784)}
+    >>> [size.name for size in input_shapes(["x=x:1..2xxx:3..4xmax:5..6"])["x"]]
+    ['x', 'xx', 'max']
     """
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int | Dim, ...]] = {}
+    dims: dict[str, Dim] = {}
     for word in options:
         name, equals, text = word.rpartition("=")
         if not (equals and name) or _SHAPE.fullmatch(text) is None:
             raise UsageError(
                 f"{word[:80]!r} is not an input with its shape", where="--input_shape",
-                expected="NAME=1x3x224x224",
+                expected="NAME=1x3x224x224, or with named sizes NAME=batch:1..64x784",
             )  # fmt: skip
         if name in shapes:
             raise UsageError(f"the shape of input {name!r} is given twice", where="--input_shape")
-        shapes[name] = tuple(int(size) for size in text.split("x") if size)
+        shapes[name] = tuple(_size(size, dims) for size in _SIZES.findall(text))
     return shapes
+
+
+def _size(text: str, dims: dict[str, Dim]) -> int | Dim:
+    """Return a number, or a named size, which is added to `dims`."""
+    name, colon, bounds = text.partition(":")
+    if not colon:
+        return int(text)
+    least, _, most = bounds.partition("..")
+    try:
+        dim = Dim(name, int(least), int(most))
+    except UsageError as error:
+        raise UsageError(error.what, where=f"--input_shape, {text}", expected=error.expected,
+                         got=error.got) from error  # fmt: skip
+    if dims.setdefault(name, dim) != dim:
+        first = dims[name]
+        raise UsageError(
+            f"size {name!r} has two bounds", where="--input_shape",
+            expected=f"{first.least}..{first.most}, as before", got=f"{dim.least}..{dim.most}",
+            remedy="write equal bounds, or another name for another size",
+        )  # fmt: skip
+    return dim
 
 
 def example_inputs(options: Sequence[str]) -> dict[str, Array]:
@@ -245,6 +275,7 @@ EXAMPLES = """\
   stitch-compile classifier.yaml -o c.ttb --target=wormhole_n150 --set input.x.space=l1
   stitch-compile --entry=mymodels.mlp:make -o mlp.ttb
   stitch-compile --entry=mlp.py:make -o - | stitch-run --module=- --init=randn
+  stitch-compile model.onnx --input_shape x=batch:1..64x784 -o m.ttb  # for all these sizes
   stitch-compile model.onnx --input_shape x=1x3x224x224 --split=2 -o m.ttb  # m.0.ttb, m.1.ttb"""
 
 
@@ -268,7 +299,9 @@ def command() -> Command:
                      "returns a ComputationGraph, or a function or torch module with its example "
                      "inputs"}),
         ("--input_shape", {"action": "append", "default": [], "metavar": "NAME=1x3x224x224",
-                           "help": "the shape of an ONNX model's input"}),
+                           "help": "the shape of an ONNX model's input; batch:1..64x784 names a "
+                           "size and its bounds (also of a function or torch module): the file "
+                           "has all these sizes"}),
         ("--input", {"action": "append", "default": [], "metavar": "NAME=ARRAY",
                      "dest": "examples", "help": "an example of an ONNX model's input, as for "
                      "stitch-run; needed if shapes depend on its values"}),
@@ -314,6 +347,10 @@ def _compile_source(options: argparse.Namespace) -> int:
         raise UsageError("-o - and --text both use standard output", remedy="choose one of them")
     checks = OutputChecks()
     cuts = cuts_of(options.split, options.split_at)
+    shapes = input_shapes(options.input_shape)
+    is_dynamic = any(isinstance(size, Dim) for shape in shapes.values() for size in shape)
+    if is_dynamic:
+        _refuse_static_options(options)
     if options.output == "-" and cuts is not None:
         raise UsageError("a split writes several files", expected="-o FILE, such as m.ttb")
     factory_file = (options.entry or "").rpartition(":")[0]
@@ -327,10 +364,19 @@ def _compile_source(options: argparse.Namespace) -> int:
     how: dict[str, Any] = {
         "target": options.target or DEFAULT_TARGET, "placement": options.placement,
         "name": options.name, "role": options.role,
-        "input_shapes": input_shapes(options.input_shape), "unroll": options.unroll,
+        "input_shapes": shapes, "unroll": options.unroll,
         "schedule": options.schedule, "executor": options.executor,
         "math_fidelity": options.math_fidelity, "cache": cache,
     }  # fmt: skip
+    if is_dynamic:
+        how["dynamic_shapes"] = {
+            name: {axis: size for axis, size in enumerate(shape) if isinstance(size, Dim)}
+            for name, shape in shapes.items()
+        }
+        how["input_shapes"] = {
+            name: [None if isinstance(size, Dim) else size for size in shape]
+            for name, shape in shapes.items()
+        }
     if cuts is None:
         with phase("compiling"):
             model = api.compile(module, examples, **how)
@@ -348,36 +394,49 @@ def _compile_source(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _refuse_static_options(options: argparse.Namespace) -> None:
+    """Raise `UsageError` for an option that does not go with named sizes."""
+    others = ("split", "split_at", "cache", "unroll", "schedule")
+    asked = [f"--{name}" for name in others if getattr(options, name) not in (None, [])]
+    if asked:
+        raise UsageError(
+            f"{', '.join(asked)} and named sizes exclude each other", where="--input_shape",
+            remedy="give a number for each size: NAME=7x784",
+        )  # fmt: skip
+
+
 def _write(
-    models: Sequence[api.CompiledModel], paths: Sequence[str | None], options: argparse.Namespace,
-    cache: api.CompileCache | None,
+    models: Sequence[api.CompiledModel | api.DynamicModel], paths: Sequence[str | None],
+    options: argparse.Namespace, cache: api.CompileCache | None,
 ) -> None:  # fmt: skip
     """Write the files and print a summary of each."""
-    contents = zip(paths, [content_of(model.binary) for model in models], strict=True)
+    contents = zip(paths, [content_of(_stored(m)) for m in models], strict=True)
     files: OutputFiles = {path: content for path, content in contents if path is not None}
     with phase("writing"):
         say_written(write_files(files))
     bodies: list[dict[str, Any]] = []
     lines: list[str] = []
     for model, path in zip(models, paths, strict=True):
-        for warning in model.warnings:
+        is_static = isinstance(model, api.CompiledModel)
+        warnings, loops = (model.warnings, model.loops) if is_static else ((), ())
+        for warning in warnings:
             say_aside(f"{prog()}: warning: {warning}")
-        nbytes = api.inspect_sizes(model.binary).total
+        binary = _stored(model)
+        nbytes = api.inspect_sizes(binary).total
         bodies.append({
-            "file": path, "nbytes": nbytes, "machine": model.binary.machine.name,
-            "programs": [
-                {"name": p.name, "inputs": [slot.name for slot in p.inputs],
-                 "outputs": [slot.name for slot in p.outputs]} for p in model.binary.programs
-            ],
-            "warnings": list(map(str, model.warnings)),
-            "loops": [loop.text() for loop in model.loops],
+            "file": path, "nbytes": nbytes, "machine": binary.machine.name,
+            "programs": _programs_json(binary),
+            "warnings": list(map(str, warnings)),
+            "loops": [loop.text() for loop in loops],
             **({"text": model.text()} if options.text else {}),
         })  # fmt: skip
         if options.text:
             lines.append(model.text().rstrip("\n"))
         if path is not None:
-            lines.append(_summary(model, "standard output" if path == "-" else path, nbytes))
-            lines += [f"  {loop.text()}" for loop in model.loops]
+            lines.append(_summary(binary, "standard output" if path == "-" else path, nbytes))
+            lines += [f"  {loop.text()}" for loop in loops]
+            if isinstance(model, api.DynamicModel) and not options.text:
+                lines += model.program.size_lines()
     body: dict[str, Any] = {"files": bodies}
     if cache is not None:
         body["cache"] = {"folder": str(cache.folder), "hits": cache.hits, "misses": cache.misses}
@@ -390,8 +449,33 @@ def _write(
     say_result(body, lambda: lines)
 
 
-def _summary(model: api.CompiledModel, where: str, nbytes: int) -> str:
-    programs, machine = model.binary.programs, model.binary.machine.name
+def _stored(model: api.CompiledModel | api.DynamicModel) -> Binary | SymbolicBinary:
+    return model.stored() if isinstance(model, api.DynamicModel) else model.binary
+
+
+def _programs_json(binary: Binary | SymbolicBinary) -> list[dict[str, Any]]:
+    listed = [binary.graph] if isinstance(binary, SymbolicBinary) else binary.programs
+    bodies: list[dict[str, Any]] = [
+        {"name": p.name, "inputs": [slot.name for slot in p.inputs],
+         "outputs": [slot.name for slot in p.outputs]} for p in listed
+    ]  # fmt: skip
+    if isinstance(binary, SymbolicBinary):
+        bodies[0]["sizes"] = list(map(asdict, binary.sizes.dims.values()))
+        bodies[0]["guards"] = [guard.text() for guard in binary.sizes.guards]
+    return bodies
+
+
+def _summary(binary: Binary | SymbolicBinary, where: str, nbytes: int) -> str:
+    machine = binary.machine.name
+    if isinstance(binary, SymbolicBinary):
+        graph = binary.graph
+        inputs, outputs = (
+            ", ".join(f"{s.name} {type_text(graph.values[s.value].type)}" for s in slots)
+            for slots in (graph.inputs, graph.outputs)
+        )
+        listed = f"{graph.name}: ({inputs}) -> ({outputs})"
+        return f"{where}: {nbytes} bytes, 1 program with named sizes for {machine}; {listed}"
+    programs = binary.programs
     listed = "; ".join(f"{p.name}: {_slots_text(p)}" for p in programs)
     return f"{where}: {nbytes} bytes, {counted(len(programs), 'program')} for {machine}; {listed}"
 

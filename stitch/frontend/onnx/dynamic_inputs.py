@@ -16,17 +16,19 @@ DynamicShapes = Mapping[str, Mapping[int, Dim] | Dim]
 
 
 def dynamic_axes(
-    declared: Mapping[str, tuple[Any, ...]], dynamic_shapes: DynamicShapes
-) -> dict[str, dict[int, Dim]]:
+    declared: Mapping[str, tuple[Any, ...]], dynamic_shapes: DynamicShapes,
+    shapes: Mapping[str, tuple[int | None, ...]],
+) -> dict[str, dict[int, Dim]]:  # fmt: skip
     """Return the Dims of inputs by axis.
 
     Args:
         declared: By input, for each axis its size, its name, or anything else.
         dynamic_shapes: As of `stitch.compile`.
+        shapes: Shapes of inputs as asked for, with None for sizes that are not.
 
     Raises:
         UsageError: A key is neither an input nor a dimension of the model, an axis does not exist
-            or has a fixed size, or one dimension has two Dims.
+            or has a fixed size, or one dimension has two Dims, or a Dim and a size.
     """
     by_name: dict[str, Dim] = {}
     names = {key for axes in declared.values() for key in axes if isinstance(key, str)}
@@ -50,6 +52,13 @@ def dynamic_axes(
             )  # fmt: skip
     for key, axes in declared.items():
         named = {i: by_name[n] for i, n in enumerate(axes) if isinstance(n, str) and n in by_name}
+        for axis, dim in named.items():
+            size = shapes[key][axis] if key in shapes else None
+            if size is not None and axis not in found.get(key, {}):
+                raise UsageError(
+                    f"dimension {axes[axis]!r} of the model has bounds and a size",
+                    where=f"axis {axis} of input {key!r}", expected=str(dim), got=str(size),
+                )  # fmt: skip
         if named:
             found[key] = named | found.get(key, {})
     return found
@@ -86,29 +95,34 @@ def _add(by_name: dict[str, Dim], name: str, dim: Dim) -> None:
 
 def example_shapes(
     declared: Mapping[str, tuple[Any, ...]], axes: Mapping[str, Mapping[int, Dim]],
-    examples: Mapping[str, tuple[int, ...]],
+    examples: Mapping[str, tuple[int, ...]], asked: Mapping[str, tuple[int | None, ...]],
 ) -> dict[str, tuple[int, ...]]:  # fmt: skip
-    """Return example shapes of the inputs that have none, and whose sizes are all known.
+    """Return shapes of the inputs without example that have Dims, and of those asked for.
+
+    Inputs that have a size which is not known are left out.
 
     Args:
         declared: As for `dynamic_axes`.
         axes: The Dims of inputs by axis.
         examples: The shapes of examples by input.
+        asked: Shapes of inputs as asked for, with None for sizes that are not.
     """
     sizes: dict[str, int] = {}
-    for name, shape in examples.items():
+    for name, shape in (*examples.items(), *asked.items()):
         for axis, dim in axes.get(name, {}).items():
-            if axis < len(shape):
-                sizes.setdefault(dim.name, shape[axis])
+            if axis < len(shape) and (size := shape[axis]) is not None:
+                sizes.setdefault(dim.name, size)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, listed in declared.items():
         dims = axes.get(name, {})
-        if name in examples or not dims:
+        if name not in asked and (name in examples or not dims):
             continue
         wanted = [
             sizes.get(dims[i].name, max(dims[i].least, min(dims[i].most, COMMON_HINT)))
-            if i in dims else size
-            for i, size in enumerate(listed)
+            if i in dims else size if fixed is None else fixed
+            for i, (size, fixed) in enumerate(zip(
+                listed, asked.get(name, (None,) * len(listed)), strict=True
+            ))
         ]  # fmt: skip
         if all(isinstance(size, int) for size in wanted):
             shapes[name] = tuple(wanted)

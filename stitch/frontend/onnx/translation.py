@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from stitch.errors import CompileError, FormatError, StitchError, unknown
+from stitch.errors import CompileError, FormatError, StitchError, UsageError, unknown
 from stitch.frontend.onnx.control_flow import MAX_ROUNDS, UNROLLED_ROUNDS, Loops
 from stitch.frontend.onnx.dynamic_inputs import DynamicShapes, dynamic_axes, example_shapes
 from stitch.frontend.onnx.node_walk import Walk
@@ -370,30 +370,42 @@ def from_onnx(
 
 
 def from_onnx_dynamic(
-    model: str | Path | Any, example_inputs: Examples, dynamic_shapes: DynamicShapes
-) -> tuple[ComputationGraph, SymbolicSizes]:
+    model: str | Path | Any, example_inputs: Examples, dynamic_shapes: DynamicShapes,
+    input_shapes: Mapping[str, Sequence[int | None]] | None = None,
+) -> tuple[ComputationGraph, SymbolicSizes]:  # fmt: skip
     """Return the graph of an ONNX model whose inputs have symbolic sizes, and the sizes.
 
-    Inputs without an example take sizes within the bounds of `dynamic_shapes`. Raises as
-    `from_onnx`, and `UsageError` for `dynamic_shapes` that do not fit the model's inputs.
+    Inputs without an example take sizes within the bounds of `dynamic_shapes`, also where
+    `input_shapes` has None. Raises as `from_onnx`, and `UsageError` for `dynamic_shapes` that do
+    not fit the model's inputs.
     """
     read = read_model(model)
     flat = flat_inputs(read.graph, example_inputs)
-    defaults = {tensor.name for tensor in read.graph.initializer}
+    shapes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
+    _check_names([info.name for info in flat.graph.input], set(shapes), read.title)
+    defaults = {tensor.name for tensor in read.graph.initializer} - set(shapes)
     declared: dict[str, tuple[Dimension, ...]] = {}
     for info in flat.graph.input:
         if info.name not in defaults and info.type.WhichOneof("value") == "tensor_type":
-            declared[info.name] = _declared(info).dimensions or ()
+            given = shapes.get(info.name, ())
+            dimensions = _declared(info).dimensions
+            declared[info.name] = (None,) * len(given) if dimensions is None else dimensions
+            if info.name in shapes and len(given) != len(declared[info.name]):
+                raise UsageError(
+                    f"the shape of input {info.name!r} has another number of axes than in the "
+                    "model", where=read.title, expected=_shape_text(declared[info.name]),
+                    got=_shape_text(given),
+                )  # fmt: skip
     examples = flat.examples
     if not isinstance(examples, Mapping):
         examples = _by_position(list(declared), examples, read.title)
     known = {name: tuple(np.shape(value)) for name, value in examples.items()}
-    axes = dynamic_axes({**known, **declared}, dynamic_shapes)
+    axes = dynamic_axes({**known, **declared}, dynamic_shapes, shapes)
     sizes = SymbolicSizes(axes)
     inputs = [
         replace(one, type=ValueType(sizes.shape_of(one.name, one.type.shape), one.type.data_type))
         for one in bind_inputs(
-            flat.graph, examples, example_shapes(declared, axes, known), read.title
+            flat.graph, examples, example_shapes(declared, axes, known, shapes), read.title
         )
     ]
     graph = _translated(read, flat, inputs, Loops(MAX_ROUNDS), sizes)
