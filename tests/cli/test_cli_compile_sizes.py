@@ -121,7 +121,8 @@ def test_modules_without_named_sizes_and_examples_of_other_sizes(cli: Cli, model
     assert done.code == 2 and "functions, ONNX models and torch modules only" in done.err
     for word, text in (
         ("x=n:1..9x3x5", "expected: ?x3x5"), ("x=n:1..9x3", "expected: ?x3"),
-        ("q=n:1..9", "'q', which is no input"), ("x=n:5..9x3x4", "out of bounds"), ("x=4x3x4", "for ONNX"),
+        ("q=n:1..9", "'q', which is no input"), ("x=n:5..9x3x4", "out of bounds"),
+        ("x=4x3x4", "for ONNX"),
     ):  # fmt: skip
         done = cli("compile", "--entry=f.py:make", "-o", "m.ttb", f"--input_shape={word}")
         assert done.code == 2 and text in done.err, done.err
