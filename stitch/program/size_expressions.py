@@ -27,7 +27,10 @@ class Quotient:
     divisor: Expression
 
     def __str__(self) -> str:
-        return f"({self.dividend} // {self.divisor.text(True)})"
+        dividend = str(self.dividend)
+        if len(self.dividend.terms) > 1:
+            dividend = f"({dividend})"
+        return f"({dividend} // {self.divisor.text(True)})"
 
 
 Atom = str | Quotient
@@ -38,8 +41,8 @@ class Expression:
     """A polynomial: monomials and their coefficients, sorted, none of them zero.
 
     >>> n = Expression.of_name("n")
-    >>> str((n + n * n - n) * 2), str((n * 6 + 3) // 3), str(n - n)
-    ('2*n*n', '2*n + 1', '0')
+    >>> str((n + n * n - n) * 2), str((n * 6 + 3) // 3), str((n - 1) // 2), str(n - n)
+    ('2*n*n', '2*n + 1', '((n - 1) // 2)', '0')
     """
 
     terms: tuple[tuple[Monomial, int], ...]
