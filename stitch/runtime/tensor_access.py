@@ -490,10 +490,11 @@ class TensorAccess:
         """Return a host tensor of an array: a copy, or, with `borrow=True`, the array itself.
 
         A tensor of PyTorch that lies where the device's DRAM does becomes a tensor in DRAM, by a
-        copy there, or in place.
+        copy there, or in place: `borrow=True` takes only one without strides there.
 
         Raises:
             LayoutError: The array is not numeric.
+            UsageError: The tensor of PyTorch cannot be read in place.
         """
         # No lock: the buffer is outside device memory and not shared yet.
         self.check_outside()
@@ -519,7 +520,9 @@ class TensorAccess:
         dense; else it is valid while the tensor lives. The caller holds the run lock.
 
         Raises:
-            UsageError: It lies on another device of the library.
+            UsageError: It lies on another device of the library, or needs a copy although it is
+                `owned` without `copy`.
+            TaskError: It needs a copy while copies are forbidden.
         """
         this: Any = self
         try:
@@ -529,7 +532,20 @@ class TensorAccess:
             raise
         if dense is None:
             return None
-        if owned or dense.data_ptr() != tensor.data_ptr():
+        is_copied = dense.data_ptr() != tensor.data_ptr()
+        if is_copied and owned and not copy:
+            raise UsageError(
+                "a tensor of PyTorch that is not contiguous cannot be read in place",
+                where="device.tensor(borrow=True)", got=_strides(tensor),
+                remedy="borrow x.contiguous(), or leave out borrow=True",
+            )  # fmt: skip
+        if is_copied and not owned and self.copies_forbidden:
+            raise TaskError(
+                "a tensor of PyTorch that is not contiguous needs a copy, which forbid_copies() "
+                "forbids",
+                got=_strides(tensor), remedy="pass x.contiguous(), or allow copies here",
+            )  # fmt: skip
+        if owned or is_copied:
             # A tensor of its own: the caller may give his another storage (`x.data = y`).
             return lend(this, dense, "a tensor of PyTorch", owner=dense.detach())
         # Whatever owns the address now is what the caller gave.
@@ -796,6 +812,10 @@ def target_desc(desc: TensorDesc, layout: Layout | TensorDesc, machine: MachineS
     wanted = TensorDesc(desc.shape, layout)
     footprint(wanted, machine)
     return wanted
+
+
+def _strides(tensor: Any) -> str:
+    return f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
 
 
 def _dense(array: Array) -> TensorDesc:

@@ -106,6 +106,22 @@ def test_a_borrowed_tensor_lives_as_long_as_its_device_tensor(device: stitch.Dev
     assert not lent(device) and gone() is None
 
 
+def test_a_tensor_with_strides_is_refused_where_it_may_not_be_copied(device: stitch.Device) -> None:
+    program, x = device.load(product()), numbers()
+    strided = x.t().contiguous().t()
+    with pytest.raises(UsageError, match=r"in place\n.*borrow=True\)\n.*strides \(1, 4\)"):
+        device.tensor(strided, borrow=True)
+    with (
+        pytest.raises(TaskError, match=r"needs a copy, which forbid_copies\(\) forbids"),
+        stitch.forbid_copies(device),
+    ):
+        program(strided)
+    np.testing.assert_array_equal(program(strided).numpy(), expected(x))
+    held = device.tensor(strided)
+    with stitch.forbid_copies(device):
+        np.testing.assert_array_equal(program(held).numpy(), expected(x))
+
+
 def test_a_copy_is_made_on_the_device_and_goes_with_its_tensor(device: stitch.Device) -> None:
     program, x = device.load(product()), numbers()
     copied = device.tensor(x)
