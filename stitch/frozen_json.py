@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from stitch.errors import FormatError, StitchError
+from stitch.errors import FormatError, StitchError, UsageError
 
 _T = TypeVar("_T")
 #: Nesting limit; plans have about a dozen levels.
@@ -52,6 +52,9 @@ def shown(data: object) -> str:
 def read_json(text: str | bytes, what: str) -> Any:
     """Parse JSON; raise `FormatError` that names `what` for other text, and for an object with
     duplicate keys."""
+    if not isinstance(text, str | bytes | bytearray):
+        raise UsageError(f"a {what} is read from JSON text", expected="str or bytes",
+                         got=type(text).__name__, remedy="json.dumps(data)")  # fmt: skip
     try:
         return json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:

@@ -153,6 +153,16 @@ def _joined(operation: Operation, count: int, degree: int, what: str) -> int:
     return count // degree
 
 
+def _check_replicas(operation: Operation, rank: int, replicas: int) -> None:
+    """Raise `CompileError` if the first division of the batch is not into whole replicas."""
+    words = ops.attributes_of(operation)
+    axis, degree = words["axis"], words["degree"]
+    assert isinstance(axis, int) and isinstance(degree, int)
+    if axis % rank == 0 and degree % replicas:
+        raise CompileError(f"the batch is divided into {degree} shards among {replicas} replicas",
+                           expected=f"a multiple of {replicas}", got=str(degree))  # fmt: skip
+
+
 class _Shape(NamedTuple):
     degrees: tuple[int, ...]
     sum_degree: int
@@ -235,6 +245,8 @@ class ParallelComputationGraph:
             (value,), rank = operation.inputs, len(source.degrees)
             is_batch = value in {s.value for s in self.graph.inputs if s.kind in _OF_BATCH}
             replicas = self.replicas if is_batch else 1
+            if replicas > 1 and operation.op == "Repartition" and not orders[value]:
+                _check_replicas(operation, rank, replicas)
             orders[operation.outputs[0]] = order_after(orders[value], operation, rank, replicas)
             return
         types = [None if one is None else one.shard for one in operands]
@@ -427,7 +439,10 @@ class ParallelComputationGraph:
                 divide.
         """
         data = read_json(text, "parallel computation graph")
-        check_format(data, "parallel computation graph", format=FORMAT, version=VERSION)
+        check_format(
+            data, "parallel computation graph", "write it again with as_json() of this version",
+            format=FORMAT, version=VERSION,
+        )  # fmt: skip
         form = from_plain(_Graph, data, "graph")
         graph = from_data(form.graph, constants)
         with located("graph.shapes"):

@@ -133,10 +133,15 @@ def test_json_comes_back_equal_and_another_version_or_degree_is_one_error() -> N
     text = graph.as_json()
     assert ParallelComputationGraph.from_json(text) == graph
     data = json.loads(text)
-    with pytest.raises(FormatError, match="another version"):
+    with pytest.raises(FormatError, match=r"another version\n.*version 2\n.*version 1\n.*as_json"):
         ParallelComputationGraph.from_json(json.dumps({**data, "version": 1}))
     with pytest.raises(FormatError, match="no parallel computation graph"):
         ParallelComputationGraph.from_json(json.dumps(data["graph"]))
+    with pytest.raises(UsageError, match=r"JSON text\n.*\n.*got: dict\n.*json.dumps"):
+        ParallelComputationGraph.from_json(data)
+    four = json.loads(replicated(MODELS["mlp"](), 4).as_json())
+    with pytest.raises(FormatError, match=r"into 4 shards among 3 replicas"):
+        ParallelComputationGraph.from_json(json.dumps({**four, "replicas": 3}))
     for index, key, value, message in (
         (3, "copy_degree", 3, "divided otherwise"),
         (4, "degrees", [1, 3], "does not divide into 3 equal shards"),
