@@ -49,7 +49,8 @@ from stitch.graph.numpy_ufuncs import (
     without_out,
 )
 from stitch.graph.symbolic import SymbolicTensor
-from stitch.program import Array, DataType, size_of
+from stitch.graph.tensor_methods import indices_of
+from stitch.program import Array, DataType, is_symbolic, size_of
 
 __all__ = ["call_function", "call_ufunc"]
 
@@ -296,6 +297,8 @@ def _take(
             numbers = b.mod(numbers, length)
         elif mode == "clip":
             numbers = b.clip(numbers, 0, length - 1)
+    elif is_symbolic(length) and mode == "raise" and np.asarray(indices).dtype.kind in "iu":
+        numbers = indices_of(np.asarray(indices), length, place)
     else:
         numbers = np.take(np.arange(length), numbers, mode=mode)  # type: ignore[call-overload]
     return b.gather(flat, numbers, place)

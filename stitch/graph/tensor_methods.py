@@ -276,7 +276,7 @@ def selection_of(shape: tuple[int, ...], key: object) -> Selection:
             slices.append((axis, place, place + 1, 1))
             dropped.append(axis)
         else:
-            gathered.append((axis, _indices(part, length, axis)))
+            gathered.append((axis, indices_of(part, length, axis)))
             at.append(number)
             if len(at) == 1:
                 before, first = position, kept
@@ -353,7 +353,7 @@ def _place(index: int, length: int, axis: int) -> int:
     return index + length if index < 0 else index
 
 
-def _indices(part: object, length: int, axis: int) -> Any:
+def indices_of(part: object, length: int, axis: int) -> Any:
     """Return an index list as a checked int64 array; a symbolic integer tensor as it is."""
     if isinstance(part, SymbolicTensor):
         if part.dtype.kind in "iu":

@@ -23,6 +23,8 @@ from stitch.program.size_expressions import Bounds, Expression
 
 #: The largest size of an axis.
 MAX_SIZE = 1 << 48
+#: Stands for the line of a guard against a size at which a module was exported with another graph.
+OTHER_GRAPH = "the module has another graph there"
 #: The hint of a size whose example is 0 or 1, if it is within bounds.
 COMMON_HINT = 7
 
@@ -232,8 +234,7 @@ class SymbolicSizes:
     def exclude(self, name: str, size: int) -> None:
         """Record a guard against a number at which the module has another graph."""
         left, right = Expression.of_name(name), Expression.of_int(size)
-        line = "the module has another graph there"
-        self._guards[left, "!=", right] = Guard(left, "!=", right, line, "", False)
+        self._guards[left, "!=", right] = Guard(left, "!=", right, OTHER_GRAPH, "", False)
 
     def check(self, sizes: Mapping[str, int], what: str) -> dict[str, int]:
         """Return sizes by name after checking names, bounds and guards.
@@ -258,11 +259,15 @@ class SymbolicSizes:
             if not guard.holds(checked):
                 got = ", ".join(f"{name}={size}" for name, size in checked.items())
                 lines = " by ".join(filter(None, (guard.line, guard.relied)))
+                start = "change that line so that it works for any size"
+                if guard.line == OTHER_GRAPH:
+                    # The name is the left side: see `exclude`.
+                    dim = self.dims[str(guard.left)]
+                    start = f'compile it with Dim("{dim.name}", {checked[dim.name] + 1}, {dim.most})'
                 raise CompileError(
                     f"{what} was compiled for sizes with {guard.left} {guard.relation} "
                     f"{guard.right}", where=lines, got=got,
-                    remedy="change that line so that it works for any size, or compile the module "
-                    "at this size by itself",
+                    remedy=f"{start}, or compile the module at this size by itself",
                 )  # fmt: skip
         return checked
 

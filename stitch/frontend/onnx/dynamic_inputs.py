@@ -28,7 +28,8 @@ def dynamic_axes(
 
     Raises:
         UsageError: A key is neither an input nor a dimension of the model, an axis does not exist
-            or has a fixed size, or one dimension has two Dims, or a Dim and a size.
+            or has a fixed size, or a dimension has no Dim, two, or a Dim
+            and a size.
     """
     by_name: dict[str, Dim] = {}
     names = {key for axes in declared.values() for key in axes if isinstance(key, str)}
@@ -36,6 +37,12 @@ def dynamic_axes(
     for key, value in dynamic_shapes.items():
         if isinstance(value, Dim) and key in names:
             _add(by_name, key, value)
+        elif key in names and key not in declared:
+            raise UsageError(
+                f"dynamic_shapes= gives dimension {key!r} of the model as a stitch.Dim",
+                expected=f'stitch.Dim("{key}", 1, 64)',
+                got=f"{type(value).__name__}: {value!r}"[:80],
+            )  # fmt: skip
         elif key not in declared:
             raise unknown(f"dynamic_shapes= names {key!r}, which is no input or free dimension of "
                           "the model", key, (*declared, *sorted(names)), UsageError)  # fmt: skip

@@ -115,7 +115,8 @@ def bind_inputs(
             "the inputs of the model cannot be bound:\n  - " + "\n  - ".join(problems),
             where=title,
             remedy="give example inputs, or shapes: --input_shape NAME=1x3x224x224 "
-            "(input_shapes={...} in Python)",
+            "(input_shapes={...} in Python); sizes that shall stay free: "
+            'dynamic_shapes={"NAME": stitch.Dim("NAME", 1, 64)}',
         )
     return tuple(one for one in bound if one is not None)
 
