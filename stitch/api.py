@@ -27,6 +27,7 @@ from stitch.argument_kinds import (
     optional,
     several,
     takes,
+    with_method,
 )
 from stitch.compile_cache import CompileCache
 from stitch.compiler import CompileOptions, compile_dynamic, split_graph
@@ -133,6 +134,7 @@ def compile(
     math_fidelity=member_of(MathFidelity, "a math fidelity"),
     cache=optional(either(PATH, instance_of("a CompileCache", CompileCache))),
     parallel=optional(MAPPING), dynamic_shapes=optional(either(MAPPING, LIST)),
+    devices=optional(either(WHOLE, PATH, with_method("a MachineSpecification", "entry"))),
 )  # fmt: skip
 def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,

@@ -13,6 +13,8 @@ IN_FLIGHT = 4
 BACKENDS = ("local", "ray")
 #: The names of executors that Stitch has.
 EXECUTOR_NAMES = ("numpy", "onnxruntime", "auto", "torch", "null")
+#: The names of PyTorch devices; `cuda:0` stands for all cards.
+TORCH_DEVICES = ("torch:cpu", "cuda:0")
 #: Behind the name of a PyTorch device: inductor compiles operations together.
 INDUCTOR = "-inductor"
 

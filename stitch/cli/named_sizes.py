@@ -72,7 +72,8 @@ def sizes_for(
         raise UsageError(
             f"the program of {path} has named sizes, and nothing says {', '.join(missing)}",
             expected=f"an --input of that size, or --at={','.join(f'{n}=N' for n in missing)}",
-            got=", ".join(f"{d.name}: {d.least} to {d.most}" for d in names.values()),
+            got=", ".join(f"{d.name}: {d.least} to {d.most}" for d in names.values())
+            + "".join(f"; --at={name}={size}" for name, size in asked.items()),
         )
     return known
 

@@ -263,7 +263,9 @@ class SymbolicSizes:
                 if guard.line == OTHER_GRAPH:
                     # The name is the left side: see `exclude`.
                     dim = self.dims[str(guard.left)]
-                    start = f'compile it with Dim("{dim.name}", {checked[dim.name] + 1}, {dim.most})'
+                    start = (
+                        f'compile it with Dim("{dim.name}", {checked[dim.name] + 1}, {dim.most})'
+                    )
                 raise CompileError(
                     f"{what} was compiled for sizes with {guard.left} {guard.relation} "
                     f"{guard.right}", where=lines, got=got,

@@ -47,6 +47,8 @@ def test_sections_choose_what_is_shown(cli: Cli) -> None:
 def test_operators_by_way_of_the_host_are_listed_before_a_run(cli: Cli, here: Path) -> None:
     said = "operators that --executor=cuda computes by way of the host: "
     assert said + "none\n" in cli("inspect", "a.ttb", "--executor=cuda").out
+    said = said.replace("cuda", "torch:cpu-inductor")
+    assert said + "none\n" in cli("inspect", "a.ttb", "--executor=torch:cpu-inductor").out
     b = stitch.ComputationGraphBuilder("sums")
     x = b.input("x", (4, 8), "float32")
     b.output("y", b.op("Relu", b.op("CumSum", x, np.array(0, np.int64), reverse=1)))

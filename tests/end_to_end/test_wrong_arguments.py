@@ -81,6 +81,9 @@ TABLE: list[Row] = [
     ("compile", "devices", lambda w, v: stitch.compile(
         w.graph, optimizer="sgd", loss="mse", parallel={}, devices=v),
         ("None", "int", "str")),
+    ("compile", "as devices", lambda w, v: stitch.compile(
+        w.graph, optimizer="sgd", loss="mse", algorithm="data_parallel", devices=v),
+        ("None", "int", "str")),
     ("compile", "parallel", lambda w, v: stitch.compile(
         w.graph, optimizer="sgd", loss="mse", parallel=v), ("None",)),
     ("load", "source", lambda w, v: stitch.load(v), ("str", "bytes")),

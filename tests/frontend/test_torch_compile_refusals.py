@@ -68,6 +68,8 @@ def test_an_unknown_option_is_named_beside_the_known_ones() -> None:
     assert error.expected is not None
     assert error.expected.startswith("target, executor, algorithm, fallback, min_operations, ")
     assert error.remedy == "did you mean 'target'?"
+    error = _refusal(compiled(lambda x: x + 1, device="host"), torch.ones(2))
+    assert error.remedy == "name the device as option 'target'"
 
 
 @pytest.mark.parametrize(

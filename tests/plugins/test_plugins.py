@@ -213,7 +213,7 @@ def test_the_commands_use_what_a_file_registers(
     capsys.readouterr()
     # Afterwards nothing of it is known.
     for extra, message in {
-        "--executor=mine": "--executor takes numpy, onnxruntime, auto, torch or null, not 'mine'",
+        "--executor=mine": "auto, torch, null, torch:cpu or cuda:0, not 'mine'",
         "--device=tiny": "",
         "--allocator=first": "was compiled for 'bench', a machine that Stitch does not ship",
     }.items():

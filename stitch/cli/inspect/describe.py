@@ -296,8 +296,8 @@ def head_lines(path: str, described: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def program_lines(described: Mapping[str, Any]) -> list[str]:
-    """Return a program's sections as text."""
+def program_lines(described: Mapping[str, Any], executor: str | None = None) -> list[str]:
+    """Return a program's sections as text; `executor` is that of `--executor`."""
     out = [f"program {described['name']} ({described['role']})"]
     for slot in described.get("inputs", ()):
         extra = "" if slot["kind"] == "activation" else f" {slot['kind']}"
@@ -316,7 +316,7 @@ def program_lines(described: Mapping[str, Any]) -> list[str]:
         out.append(f"  linked from {parts}, which begin at operations {firsts}")
     if "by_way_of_the_host" in described:
         listed = ", ".join(described["by_way_of_the_host"]) or "none"
-        out.append(f"  operators that --executor=cuda computes by way of the host: {listed}")
+        out.append(f"  operators that --executor={executor} computes by way of the host: {listed}")
     if "memory" in described:
         out += _memory_lines(described["memory"])
     for life in described.get("lives", ()):

@@ -48,6 +48,7 @@ from stitch.cli.wiring import wires_of
 from stitch.errors import Problem, UsageError
 from stitch.linker import LinkReport, Wire, check_link
 from stitch.machine import Machine
+from stitch.option_values import INDUCTOR, TORCH_DEVICES
 from stitch.planner import Plan, check_plan
 from stitch.report import Budget, CopyLine, counted, plan_peaks, read_record
 from stitch.runtime import make_executor
@@ -159,6 +160,8 @@ EXAMPLES = """\
   stitch-inspect --diff old.json new.json --max-added-bytes=0
   stitch-inspect --check-plan=run.json       a record of stitch-run --record=run.json"""
 
+#: Executors that compute some operators by way of the host.
+EXECUTORS = ("cuda", *TORCH_DEVICES, *(name + INDUCTOR for name in TORCH_DEVICES))
 #: Lines that a check of plans prints at most.
 MAX_LINES = 20
 
@@ -175,7 +178,7 @@ def command() -> Command:
         ("--section", {"action": "append", "choices": (*SECTIONS, "all"),
                        "help": "a section of each program to print; may be repeated "
                        "(default: inputs, outputs, memory)"}),
-        ("--executor", {"choices": ("cuda", "cuda:0", "torch:cpu"), "dest": "for_executor",
+        ("--executor", {"choices": EXECUTORS, "dest": "for_executor",
                         "help": "list the operators that it computes by way of the host (needs "
                         "torch, no card)"}),
         ("--verify", {"choices": ("metadata", "full"), "default": "metadata",
@@ -250,7 +253,7 @@ def _show(options: argparse.Namespace) -> int:
         return EXIT_OK
     lines = head_lines("standard input" if path == "-" else path, described)
     for program in described["programs"]:
-        lines += program_lines(program)
+        lines += program_lines(program, options.for_executor)
     if "symbolic" in described:
         lines += symbolic_lines(described["symbolic"])
     if options.verify == "full":

@@ -35,6 +35,7 @@ from stitch.option_values import (
     EXECUTOR_NAMES,
     IN_FLIGHT,
     INITS,
+    TORCH_DEVICES,
     is_torch_device,
 )
 
@@ -93,7 +94,7 @@ def _executor(name: str) -> str:
     """Check the name of an executor; those of plugins are looked up only for other names."""
     is_known = name in EXECUTOR_NAMES or is_torch_device(name)
     if not is_known and name not in plugins.names("executors"):
-        names = [*EXECUTOR_NAMES, *plugins.names("executors")]
+        names = [*EXECUTOR_NAMES, *TORCH_DEVICES, *plugins.names("executors")]
         raise argparse.ArgumentTypeError(not_one_of(names, name))
     return name
 
@@ -118,7 +119,8 @@ def _add_how(parser: Group) -> None:
         ("--list_devices", {"action": "store_true", "help": "list the known machines and exit"}),
         ("--example", {"metavar": "NAME", "help": "write the files of an example (digits, "
                        "recurrent, ...) here, print how to run it, and exit"}),
-        ("--executor", {"type": _executor, "metavar": "{" + ",".join(EXECUTOR_NAMES) + "}",
+        ("--executor", {"type": _executor,
+                        "metavar": "{" + ",".join((*EXECUTOR_NAMES, *TORCH_DEVICES)) + "}",
                         "help": "how operations are computed (default: numpy); auto: each by NumPy "
                         "or ONNX Runtime, whichever is faster; torch: each by NumPy, ONNX Runtime "
                         "or PyTorch; null: plan only, compute nothing; torch:cpu or cuda:0: by "

@@ -28,8 +28,8 @@ def dynamic_axes(
 
     Raises:
         UsageError: A key is neither an input nor a dimension of the model, an axis does not exist
-            or has a fixed size, or a dimension has no Dim, two, or a Dim
-            and a size.
+            or has a fixed size, or a dimension has no Dim, two, or a Dim and a
+            size.
     """
     by_name: dict[str, Dim] = {}
     names = {key for axes in declared.values() for key in axes if isinstance(key, str)}

@@ -244,10 +244,11 @@ class CompileSettings:
                 "devices=...) divides a training among devices",
             )
         if unknown:
+            near = "name the device as option 'target'" if "device" in unknown else ""
             raise UsageError(
                 f"backend 'stitch' has no option {', '.join(map(repr, unknown))}",
                 expected=", ".join(known),
-                remedy=closest(unknown[0], known) or None,
+                remedy=near or closest(unknown[0], known) or None,
             )
         given.update({n: str(v) for n, v in given.items() if isinstance(v, Path)})
         device = tuple((name, given.pop(name)) for name in known if name in given.keys() - {*own})
