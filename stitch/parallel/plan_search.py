@@ -29,6 +29,7 @@ from stitch.training import (
     AlgorithmConfig,
     CostEstimator,
     CostValues,
+    Optimizer,
     PlacementResult,
     ProgramEstimator,
     SearchSolution,
@@ -91,7 +92,7 @@ class SearchResult:
         chosen = self.solution
         return ParallelOptions(
             chosen.cuts or 1, chosen.schedule, chosen.replicas, chosen.micro_batches,
-            tensor=chosen.tensor, divide=chosen.divide,
+            tensor=chosen.tensor, divide=dict(chosen.divide),
         )  # fmt: skip
 
     @property
@@ -262,19 +263,19 @@ def _divided(
     config: AlgorithmConfig,
 ) -> SearchResult:  # fmt: skip
     """Return the best plan that divides weights."""
-    asked, count = config.options, len(specification.devices)
-    steps = asked.accumulation_steps if asked.accumulation_steps > 1 else count
-    options = replace(asked, accumulation_steps=steps)
-    costs = SegmentCosts(model, config.loss, config.optimizer, options, specification, estimator)
+    # All devices work on one micro-batch, so a step needs no more than one.
+    asked, steps = config.options, config.options.accumulation_steps
+    costs = SegmentCosts(model, config.loss, config.optimizer, asked, specification, estimator)
     sizes = {
         size for i, slot in enumerate(costs.graph.inputs) if slot.kind is InputKind.PARAMETER
         for size in costs.graph.input_type(i).shape
     }  # fmt: skip
+    count = len(specification.devices)
     degrees = [d for d in range(2, count + 1) if any(size % d == 0 for size in sizes)]
     plans = [best_division(costs, config.optimizer, degree, steps) for degree in degrees]
     best = min(filter(None, plans), key=lambda plan: plan.seconds, default=None)
     if best is None:
-        raise _no_division(costs, degrees)
+        raise _no_division(costs, config.optimizer, degrees, steps)
     candidates = [
         Candidate(1, 1, "1f1b", asked.recompute, None, degree) if plan is None
         else Candidate(1, 1, "1f1b", asked.recompute, plan.seconds, degree, plan.at_least)
@@ -290,19 +291,55 @@ def _divided(
     )
 
 
-def _no_division(costs: SegmentCosts, degrees: Sequence[int]) -> UsageError:
+def _no_division(
+    costs: SegmentCosts, optimizer: Optimizer, degrees: Sequence[int], steps: int
+) -> UsageError | OutOfMemoryError:
     """Return the error if no weights can be divided."""
+    count = len(costs.specification.devices)
+    if count == 1:
+        return UsageError(
+            "weights are divided among two or more devices", got="one device",
+            remedy="devices=2, or an algorithm without devices=",
+        )  # fmt: skip
     if costs.missing_links:
         links = ", ".join(f"{a} -> {b}" for a, b in sorted(costs.missing_links))
         return UsageError(
             "plans that divide weights need links that the machine specification does not have",
             got=f"no link {links}", remedy="describe them under links:",
         )  # fmt: skip
+    # The plan with the most shards needs least on most devices.
+    for degree in reversed(degrees):
+        plan = best_division(costs, optimizer, degree, steps, within_memory=False)
+        if plan is not None:
+            return _too_small(plan)
     return UsageError(
-        f"no weights of graph {costs.graph.name!r} can be divided among the devices",
-        expected="a product whose weight divides, and memory for the shards",
+        f"no weights of graph {costs.graph.name!r} can be divided among {count} devices",
+        expected="a product whose weight has an axis that a number of devices divides",
         got=f"tried {', '.join(map(str, degrees)) or 'no number of'} shards",
         remedy="algorithm='search'",
+    )
+
+
+def _too_small(plan: TensorPlan) -> OutOfMemoryError:
+    """Return the error of a plan that divides weights and does not fit."""
+    lines = []
+    for at, name in enumerate(plan.devices):
+        machine, nbytes = plan.costs.specification.devices[name].machine, plan.nbytes[at > 0]
+        space = home_space(machine)
+        if nbytes > machine.shape.space(space).capacity:
+            lines.append(_shortage(name, machine, space, nbytes))
+    return OutOfMemoryError(
+        "no plan of 'tensor' fits the devices: " + "; ".join(lines),
+        where=f"graph {plan.costs.graph.name!r} on {plan.costs.specification.name!r}",
+        got=f"the plan with the most shards: {plan.degree}",
+        remedy="more devices or larger machines, or a smaller batch",
+    )
+
+
+def _shortage(device: str, machine: Machine, space: Space, nbytes: int) -> str:
+    free = machine.shape.space(space).capacity
+    return (
+        f"{device!r} ({machine.name}) needs {nbytes} B per bank of {space.value}, {free} B are free"
     )
 
 
@@ -415,10 +452,8 @@ def _refusal(
     lines = []
     for device, machine, needed in _needed(plan):
         for space, nbytes in needed.items():
-            free = machine.shape.space(space).capacity
-            if nbytes > free:
-                lines.append(f"{device!r} ({machine.name}) needs {nbytes} B per bank of "
-                             f"{space.value}, {free} B are free")  # fmt: skip
+            if nbytes > machine.shape.space(space).capacity:
+                lines.append(_shortage(device, machine, space, nbytes))
     remedies = ["more devices or larger machines", "a smaller batch"]
     if config.options.recompute == "none":
         remedies.append("fewer accumulation_steps")

@@ -79,8 +79,9 @@ def plan_terms(costs: TensorCosts, axes: Mapping[str, int]) -> Terms | None:
 
 
 def best_division(
-    costs: SegmentCosts, optimizer: Optimizer, degree: int, micro_batches: int
-) -> TensorPlan | None:
+    costs: SegmentCosts, optimizer: Optimizer, degree: int, micro_batches: int, *,
+    within_memory: bool = True,
+) -> TensorPlan | None:  # fmt: skip
     """Return the fastest plan that divides weights among `degree` devices, None if none fits."""
     found = TensorCosts(costs, optimizer, degree, micro_batches)
     graph = found.graph
@@ -97,7 +98,8 @@ def best_division(
                 tried = division.copy({*live, *operation.inputs})
                 tried.wanted |= chosen
                 longer = terms.plus(_added(found, tried, operation, at, last))
-                if not math.isfinite(longer.pass_seconds) or not found.fits(longer):
+                fits = found.fits(longer) or not within_memory
+                if not math.isfinite(longer.pass_seconds) or not fits:
                     continue
                 tried = tried.copy(live)
                 groups.setdefault(_key(tried, live), []).append(_Label(longer, tried))
@@ -110,7 +112,8 @@ def best_division(
     for terms, division in labels:
         whole = terms.plus(_finished(found, division))
         is_used = division.wanted and not division.wanted.keys() - division.used
-        if is_used and math.isfinite(whole.pass_seconds) and found.fits(whole):
+        fits = found.fits(whole) or not within_memory
+        if is_used and math.isfinite(whole.pass_seconds) and fits:
             ended.append((whole.seconds(micro_batches), whole, division.wanted))
     if not ended:
         return None

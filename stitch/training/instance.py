@@ -517,8 +517,10 @@ def micro_batches_of(batches: Sequence[Any], count: int) -> list[tuple[Any, Any]
         raise UsageError(
             "a step takes as many micro-batches as the training accumulates",
             expected=str(count), got=str(len(batches)),
-            remedy=f"compile with accumulation_steps={len(batches)}, in stages with "
-            f"parallel={{'micro_batches': {len(batches)}}}" if batches else None,
+            remedy=f"pass {count}" + (
+                f", or compile with accumulation_steps={len(batches)}, in stages with "
+                f"parallel={{'micro_batches': {len(batches)}}}" if batches else ""
+            ),
         )  # fmt: skip
     return [(inputs, target) for inputs, target in batches]
 

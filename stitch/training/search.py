@@ -154,7 +154,7 @@ class SearchSolution(NamedTuple):
     schedule: str = "1f1b"
     micro_batches: int = 1
     tensor: int = 1
-    divide: Mapping[str, int] = MappingProxyType({})
+    divide: Mapping[str, int] = {}
 
 
 class CostValues(NamedTuple):

@@ -3,14 +3,16 @@ Megatron's placement, and its plans train."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import pickle
 from itertools import product
 
 import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import UsageError
+from stitch.errors import OutOfMemoryError, UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.mesh import MachineSpecification
 from stitch.mesh.specification import Link
@@ -26,6 +28,7 @@ from stitch.training import (
     optimize,
 )
 from tests.parallel.test_divided_weights import check_training
+from tests.support.stitched_models import tiny
 from tests.support.training.drawn_plans import drawn_case
 from tests.support.training.staged_models import attention, convolutions, mlp, model_of
 
@@ -128,3 +131,29 @@ def test_devices_without_links_and_weights_that_do_not_divide_are_one_error() ->
     b.output("y", b.op("MatMul", x, w))
     with pytest.raises(UsageError, match="no weights of graph 'odd' can be divided"):
         optimize(b.build(), two, SimulatedTime(), config)
+    with pytest.raises(UsageError, match="among two or more devices"):
+        optimize(mlp(1), MachineSpecification.of(1, "tiny"), SimulatedTime(), config)
+
+
+def test_devices_that_are_too_small_for_the_shards_are_told_what_each_needs() -> None:
+    small = MachineSpecification.of(2, tiny(dram_nbytes=2048))
+    config = AlgorithmConfig("tensor", "mse", "adam")
+    with pytest.raises(OutOfMemoryError, match=r"'device0' \(tiny\) needs \d+ B per bank of dram"):
+        optimize(mlp(2), small, SimulatedTime(), config)
+
+
+def test_the_options_of_a_result_compile_again_and_take_one_micro_batch() -> None:
+    config = AlgorithmConfig("tensor", "mse", "adam")
+    found = optimize(mlp(1), MachineSpecification.of(2, "tiny"), SimulatedTime(), config)
+    assert found.solution.micro_batches == 1
+    others = optimize(
+        mlp(1), MachineSpecification.of(2, "tiny"), SimulatedTime(),
+        AlgorithmConfig("data_parallel", "mse", "adam"),
+    )  # fmt: skip
+    for result in (found, others):
+        model = stitch.compile(
+            mlp(1), optimizer="adam", loss="mse", devices=result.specification,
+            parallel=dataclasses.asdict(result.parallel),
+            weights={n: np.asarray(a) for n, a in model_of(mlp(1)).values.items()},
+        )  # fmt: skip
+        assert model.parallel == result.parallel and pickle.dumps(result.solution)
