@@ -229,7 +229,7 @@ def compile(
         machine, spelled = load_machine(target), _spelled(target)
         program = compile_dynamic(read.graph, read.sizes, machine, options)
         if read.static is not None:
-            exclude_small_sizes(program, read.static, machine, spelled)
+            exclude_small_sizes(program, read.static, machine)
         return DynamicModel(program, spelled, structure=read.structure)
     if optimizer is not None or loss is not None:
         if optimizer is None or loss is None:

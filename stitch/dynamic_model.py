@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stitch.argument_kinds import PATH, arranged, takes
-from stitch.compiler import CompileOptions, DynamicProgram, type_text
-from stitch.errors import StitchError, UsageError
+from stitch.compiler import CompileOptions, DynamicProgram, compile_dynamic, type_text
+from stitch.errors import UsageError
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine
-from stitch.model import PRODUCER, CompiledModel, compile_for_inference
+from stitch.model import PRODUCER, CompiledModel
+from stitch.program import SymbolicSizes
 from stitch.ttb import Binary, SymbolicBinary, encode, save
 
 if TYPE_CHECKING:
@@ -198,20 +199,20 @@ MOST_SMALL = 3
 
 def exclude_small_sizes(
     program: DynamicProgram,
-    static: Callable[[Mapping[str, int]], tuple[ComputationGraph, Mapping[str, Any]]],
-    machine: Machine, target: str,
-) -> None:  # fmt: skip
-    """Record guards against sizes of 0 and 1 at which the module has another program.
+    static: Callable[[Mapping[str, int]], tuple[ComputationGraph, SymbolicSizes]],
+    machine: Machine,
+) -> None:
+    """Record guards against sizes of 0 and 1 at which the module has, or may have, another graph.
 
-    Both programs run once on random numbers, at each combination of small and other sizes.
+    For each combination of small sizes, the module with these sizes static and the others symbolic
+    must compile to the operations that the program has there.
 
     Args:
         program: A program whose tracer assumed that no size is 0 or 1.
-        static: Returns the graph of the module at some sizes, and inputs for it.
+        static: Returns the graph of the module at some sizes, and the sizes that stay symbolic.
         machine: The machine that it is compiled for.
-        target: How the machine was specified.
     """
-    sizes, random = program.sizes, np.random.default_rng(0)
+    sizes = program.sizes
     small = {
         name: [size for size in (0, 1) if dim.least <= size <= dim.most]
         for name, dim in sizes.dims.items()
@@ -222,33 +223,39 @@ def exclude_small_sizes(
             sizes.exclude(name, size)
     for choice in product(*((None, *small[name]) for name in checked)):
         chosen = {n: size for n, size in zip(checked, choice, strict=True) if size is not None}
-        numbers = {**sizes.hints, **chosen}
-        if not chosen or not all(guard.holds(numbers) for guard in sizes.guards):
+        points = [
+            point for point in _points(sizes, chosen)
+            if all(guard.holds(point) for guard in sizes.guards)
+        ]  # fmt: skip
+        if not chosen or not points:
             continue
         try:
-            graph, examples = static(numbers)
-        except (StitchError, RuntimeError, ValueError):
-            is_same = False  # The module has no graph at these sizes.
-        else:
-            inputs = {
-                name: random.standard_normal(value.shape).astype(value.dtype)
-                if value.dtype.kind == "f" else value
-                for name, value in examples.items()
-            }  # fmt: skip
-            expected = compile_for_inference(graph, machine, target, program.options)
-            is_same = _agree(DynamicModel(program, target).at(**numbers)(**inputs),
-                             expected(**inputs))  # fmt: skip
+            known: dict[Hashable, int] = {}
+            graph, others = static(chosen)
+            expected = compile_dynamic(graph, others, machine, program.options)
+            is_same = all(
+                program.results_at(point, known)
+                == expected.results_at({name: point[name] for name in others.dims}, known)
+                for point in points
+            )
+        except Exception:  # The module, which is any code, has no graph for these sizes.
+            is_same = False
         if not is_same:
             sizes.exclude(*next(iter(chosen.items())))
 
 
-def _agree(results: Any, expected: Any) -> bool:
-    pairs = [r if isinstance(r, tuple) else (r,) for r in (results, expected)]
-    return len(pairs[0]) == len(pairs[1]) and all(
-        np.shape(one) == np.shape(other)
-        and np.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
-        for one, other in zip(*(map(np.asarray, part) for part in pairs), strict=True)
-    )
+def _points(sizes: SymbolicSizes, chosen: Mapping[str, int]) -> list[dict[str, int]]:
+    """Return some sizes, the hints first, with those that are chosen."""
+    return [
+        {
+            **{
+                name: min(max(sizes.hints[name] + sign * step, dim.least, 2), dim.most)
+                for step, (name, dim) in enumerate(sizes.dims.items(), 1)
+            },
+            **chosen,
+        }
+        for sign in (0, 1, -1)
+    ]
 
 
 def _key_reader(sources: Sequence[tuple[int, int]]) -> Callable[[tuple[Any, ...]], Hashable]:

@@ -9,6 +9,7 @@ each size, too, so that they need no guards.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from stitch.compiler.compile_graph import place_graph, prepare_graph
@@ -17,6 +18,7 @@ from stitch.errors import CompileError
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine, MachineShape
 from stitch.program import (
+    ABSENT,
     MAX_SIZE,
     Array,
     Constant,
@@ -72,6 +74,39 @@ class DynamicProgram:
 
     def compilation_at(self, sizes: dict[str, int]) -> tuple[ComputationGraph, Compilation]:
         """Return the graph and the compilation at some sizes; raises what `at` raises."""
+        graph = self._graph_at(sizes)
+        return graph, place_graph(graph, (), self.machine, self.options)
+
+    def results_at(self, sizes: dict[str, int], known: dict[Hashable, int]) -> list[int]:
+        """Return a number for each result at some sizes, equal where equal operations compute it.
+
+        Args:
+            sizes: A number for each named size.
+            known: The numbers so far, of this program and of those it is compared with.
+
+        Raises:
+            CompileError: As `at`.
+        """
+        # The passes with symbols have left what is redundant at these sizes only.
+        graph, _ = prepare_graph(self._graph_at(sizes), None, self.options)
+        numbers = {ABSENT: ABSENT}
+
+        def add(value: int, *made: Hashable) -> None:
+            key = (*made, graph.values[value].type)
+            numbers[value] = known.setdefault(key, len(known))
+
+        for i, slot in enumerate(graph.inputs):
+            add(slot.value, "input", i)
+        for constant in graph.constants:
+            add(constant.value, "constant", constant.data.tobytes())
+        for o in graph.operations:
+            attributes = tuple([(name, repr(v)) for name, v in sorted(o.attributes.items())])
+            operands = tuple([numbers[value] for value in o.inputs])
+            for i, value in enumerate(o.outputs):
+                add(value, o.op, o.domain, o.opset, o.math_fidelity, attributes, operands, i)
+        return [numbers[slot.value] for slot in graph.outputs]
+
+    def _graph_at(self, sizes: dict[str, int]) -> ComputationGraph:
         what = f"program {self.options.name or self.graph.name!r}"
         checked = self.sizes.check(sizes, what)
         try:
@@ -92,7 +127,7 @@ class DynamicProgram:
         graph = replace(self.graph, values=values, constants=constants)
         if self.needs_passes:
             graph, _ = prepare_graph(graph, None, self.options)
-        return graph, place_graph(graph, (), self.machine, self.options)
+        return graph
 
     def size_lines(self) -> list[str]:
         """Return the sizes with their bounds, and the guards, a line each."""

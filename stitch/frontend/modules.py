@@ -130,7 +130,8 @@ class DynamicModule(NamedTuple):
         graph: Its graph.
         sizes: The sizes.
         structure: How calls of a torch module are calls of its program, if they differ.
-        static: Converts a torch module at some sizes, with inputs; None: the graph needs no check.
+        static: Converts a torch module with some of its Dims at static sizes; None: the graph needs
+            no check.
     """
 
     graph: ComputationGraph

@@ -340,7 +340,7 @@ def _check_operands(context: InferenceContext, transposed: bool) -> tuple[Shape,
         )
     check_kernel_shape(context, w.shape[2:])
     what = f"kernel of {context.op} has no elements"
-    context.require(min(w.shape[2:]) >= 1, what, got=w.shape[2:])
+    context.require(all(size >= 1 for size in w.shape[2:]), what, got=w.shape[2:])
     check_window_attributes(context, x.shape[2:], w.shape[2:])
     context.require_shape(2, (w.shape[1] * group if transposed else w.shape[0],))
     return x.shape[2:], w.shape[2:]
@@ -356,7 +356,9 @@ def check_kernel_shape(context: InferenceContext, kernel: Shape) -> None:
 def check_output(context: InferenceContext, output: Shape) -> None:
     """Check that no window is larger than the padded input."""
     what = f"kernel of {context.op} is larger than the padded input"
-    context.require(min(output, default=0) >= 0, what, expected="output sizes >= 0", got=output)
+    # The least of symbolic sizes would be a guard: they would be compared with each other.
+    fits = all(size >= 0 for size in output)
+    context.require(fits, what, expected="output sizes >= 0", got=output)
 
 
 def _infer_conv(context: InferenceContext) -> tuple[ValueType, ...]:

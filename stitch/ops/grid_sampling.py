@@ -148,7 +148,8 @@ def _infer_deform(context: InferenceContext) -> tuple[ValueType, ...]:
     group, parts = (context.int_of(name) for name in ("group", "offset_group"))
     fits = group > 0 and parts > 0 and x.shape[1] == w.shape[1] * group
     context.require(
-        fits and w.shape[0] % group == 0 and x.shape[1] % parts == 0 and min(w.shape) >= 1,
+        fits and w.shape[0] % group == 0 and x.shape[1] % parts == 0
+        and all(size >= 1 for size in w.shape),
         f"channels of DeformConv do not match its weights, {group=} or offset_group={parts}",
         got=f"{x.shape[1]} channels, weights {list(w.shape)}",
     )  # fmt: skip

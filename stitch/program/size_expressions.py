@@ -17,6 +17,8 @@ from itertools import product
 Monomial = tuple["Atom", ...]
 #: Inclusive bounds; infinite ones stand for unknown.
 Bounds = tuple[float, float]
+#: Quotients that are replaced for tighter bounds.
+MOST_REPLACED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,36 @@ class Expression:
 
     def bounds(self, sizes: Mapping[str, Bounds]) -> Bounds:
         """Return bounds of the value, given bounds of the sizes; they may be wider than needed."""
+        least, most = self._sum_of_bounds(sizes)
+        if _is_infinite(least) or _is_infinite(most):
+            return least, most
+        # k * (a // k) is a, less a remainder of 0 to k - 1: scale * self is whole, and low to high.
+        whole, scale, low, high = self, 1, 0, 0
+        for _ in range(MOST_REPLACED):
+            found = whole._quotient_by_number()
+            if found is None:
+                break
+            coefficient, quotient, k = found
+            rest = whole - _atom(quotient) * coefficient
+            whole, scale = rest * k + quotient.dividend * coefficient, scale * k
+            remainders = (0, -coefficient * (k - 1))
+            low, high = low * k + min(remainders), high * k + max(remainders)
+            ends = whole._sum_of_bounds(sizes)
+            least = max(least, -(-(ends[0] + low) // scale))
+            most = min(most, (ends[1] + high) // scale)
+        return least, most
+
+    def _quotient_by_number(self) -> tuple[int, Quotient, int] | None:
+        """Return the first term that is a quotient by a positive number, as its parts."""
+        for monomial, coefficient in self.terms:
+            if len(monomial) == 1 and isinstance(monomial[0], Quotient):
+                k = monomial[0].divisor.constant
+                if k is not None and k > 0:
+                    return coefficient, monomial[0], k
+        return None
+
+    def _sum_of_bounds(self, sizes: Mapping[str, Bounds]) -> Bounds:
+        """Return the sum of the bounds of the terms."""
         least: float = 0
         most: float = 0
         for monomial, coefficient in self.terms:
@@ -206,11 +238,11 @@ def _is_infinite(end: float) -> bool:
 
 
 def _quotient_bounds(atom: Quotient, sizes: Mapping[str, Bounds]) -> Bounds:
-    low, high = atom.divisor.bounds(sizes)
+    low, high = atom.divisor._sum_of_bounds(sizes)
     if low <= 0:
         return -math.inf, math.inf
     corners = [
         end if _is_infinite(end) else (0 if end >= 0 else -1) if _is_infinite(by) else end // by
-        for end in atom.dividend.bounds(sizes) for by in (low, high)
+        for end in atom.dividend._sum_of_bounds(sizes) for by in (low, high)
     ]  # fmt: skip
     return min(corners), max(corners)

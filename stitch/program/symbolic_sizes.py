@@ -24,7 +24,7 @@ from stitch.program.size_expressions import Bounds, Expression
 #: The largest size of an axis.
 MAX_SIZE = 1 << 48
 #: Stands for the line of a guard against a size at which a module was exported with another graph.
-OTHER_GRAPH = "the module has another graph there"
+OTHER_GRAPH = "the module has, or may have, another graph there"
 #: The hint of a size whose example is 0 or 1, if it is within bounds.
 COMMON_HINT = 7
 
@@ -232,7 +232,7 @@ class SymbolicSizes:
         return SymbolicSize(expression, self) if number is None else number
 
     def exclude(self, name: str, size: int) -> None:
-        """Record a guard against a number at which the module has another graph."""
+        """Record a guard against a number at which the module may have another graph."""
         left, right = Expression.of_name(name), Expression.of_int(size)
         self._guards[left, "!=", right] = Guard(left, "!=", right, OTHER_GRAPH, "", False)
 
@@ -260,12 +260,11 @@ class SymbolicSizes:
                 got = ", ".join(f"{name}={size}" for name, size in checked.items())
                 lines = " by ".join(filter(None, (guard.line, guard.relied)))
                 start = "change that line so that it works for any size"
-                if guard.line == OTHER_GRAPH:
-                    # The name is the left side: see `exclude`.
-                    dim = self.dims[str(guard.left)]
-                    start = (
-                        f'compile it with Dim("{dim.name}", {checked[dim.name] + 1}, {dim.most})'
-                    )
+                # The name is the left side: see `exclude`; files may have others of this line.
+                named = self.dims.get(str(guard.left))
+                if guard.line == OTHER_GRAPH and named is not None:
+                    least = checked[named.name] + 1
+                    start = f'compile it with Dim("{named.name}", {least}, {named.most})'
                 raise CompileError(
                     f"{what} was compiled for sizes with {guard.left} {guard.relation} "
                     f"{guard.right}", where=lines, got=got,

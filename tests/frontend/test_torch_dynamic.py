@@ -40,6 +40,20 @@ class OneApart(nn.Module):  # type: ignore[misc]
         return x * 2 if x.shape[0] == 1 else x + 0
 
 
+class OneNamedApart(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        return {"one": x * 2} if x.shape[0] == 1 else {"all": x * 2}
+
+
+class Clamped(nn.Module):  # type: ignore[misc]
+    """What size 1 does shows in large numbers only, and beside many rows only."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        if x.shape[0] == 1:
+            x = x.clamp(max=10.0)
+        return (x.sum() + y) * 2 if x.shape[0] == 1 and y.shape[0] > 6 else x.sum() + y
+
+
 class Larger(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         return x * 2 if x.shape[0] > 4 else x
@@ -127,6 +141,20 @@ def test_a_size_at_which_the_module_has_another_graph_is_excluded() -> None:
     torch.testing.assert_close(arrays(model(torch.ones(2, 3))), torch.ones(2, 3))
     with pytest.raises(CompileError, match=r'another graph there\n.*\n.*Dim\("batch", 2, 40\)'):
         model(torch.ones(1, 3))
+
+
+def test_a_size_stays_only_where_the_graph_is_the_same() -> None:
+    n, m = stitch.Dim("n", 1, 9), stitch.Dim("m", 1, 9)
+    x, y = torch.randn(4, 3), torch.randn(5)
+    model = stitch.compile(Clamped(), (x, y), dynamic_shapes=[{0: n}, {0: m}])
+    assert [guard.text().partition(" (")[0] for guard in model.program.guards] == ["n != 1"]
+    torch.testing.assert_close(arrays(model(x, y[:1])), Clamped()(x, y[:1]))
+    with pytest.raises(CompileError, match=r'n != 1\n(?s:.*)Dim\("n", 2, 9\)'):
+        model(torch.full((1, 3), 50.0), y)
+    named = stitch.compile(OneNamedApart(), (x,), dynamic_shapes=[{0: n}])
+    assert named(x).keys() == {"all"}
+    with pytest.raises(CompileError, match="n != 1"):
+        named(x[:1])
 
 
 BAD: list[tuple[Any, Any, str]] = [

@@ -64,6 +64,7 @@ def test_expressions_agree_with_integers_at_every_size(tree: Any, a: int, b: int
         assert symbolic.expression.at({"a": a, "b": b}) == number
         low, high = symbolic.expression.bounds(sizes.bounds)
         assert low <= number <= high
+        assert eval(str(symbolic.expression), {"a": a, "b": b}) == number
     else:
         assert symbolic == number
 
@@ -106,6 +107,13 @@ def test_bounds_decide_what_they_can() -> None:
     sizes, (a, b) = new_sizes(least=1, most=40)
     assert a != 0 and a > 0 and a <= 40 and a * b < 1601 and a // 2 <= 20 and a + b != 0
     assert bool(a) and not sizes.guards
+    assert a // 2 <= a and a // 3 * 3 <= a and a - (a // 5) * 5 < 5 and (a + b) // 2 * 2 <= a + b
+    assert not a // 2 * 2 > a and not sizes.guards
+
+
+def test_a_quotient_of_a_sum_has_parentheses() -> None:
+    _, (a, _) = new_sizes()
+    assert str(((a + 3) // 2).expression) == "((a + 3) // 2)"
 
 
 def test_what_bounds_leave_open_is_a_guard_once() -> None:

@@ -91,14 +91,16 @@ def exported(module: Any, examples: Examples, dynamic_shapes: Any = None) -> Cap
             raise refused or _explained(error, module, dynamic_shapes is not None) from error
 
 
-def exported_call(module: Any, call: Arguments) -> Capture:
-    """Export a module at the shapes of a call, which has tensors of torch."""
+def exported_call(module: Any, call: Arguments, dynamic: DynamicArguments | None = None) -> Capture:
+    """Export a module at the shapes of a call, which has tensors of torch, or for Dims."""
     with _containers_restored(module):
         twin, (arguments, named), calls = with_plain_values(module, call)
         with torch.no_grad(), warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
-            program = _decomposed(torch.export.export(twin, arguments, named))
-    return Capture(program, call, calls.results)
+            shapes = None if dynamic is None else dynamic.shapes
+            program = torch.export.export(twin, arguments, named, dynamic_shapes=shapes)
+            program = _decomposed(program)
+    return Capture(program, call, calls.results, dynamic)
 
 
 def _check_weights(module: Any) -> None:

@@ -32,17 +32,13 @@ from stitch.frontend.torch.export import (
     tensor_of,
 )
 from stitch.frontend.torch.plain_values import CallStructure, StaticValue, are_tensors, flattened
-from stitch.frontend.torch.symbolic_export import (
-    TorchSizes,
-    at_hints,
-    torch_sizes,
-)
+from stitch.frontend.torch.symbolic_export import TorchSizes, torch_sizes
 from stitch.frontend.torch.torch_internals import pytree
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
-from stitch.program import Array, FreeNames, InputKind, SymbolicSizes, ValueType
+from stitch.program import FreeNames, InputKind, SymbolicSizes, ValueType
 
-#: Converts a module at some sizes: the graph, and inputs for it.
-StaticCapture = Callable[[Mapping[str, int]], tuple[ComputationGraph, dict[str, Array]]]
+#: Converts a module with some of its Dims at static sizes: the graph and the other sizes.
+StaticCapture = Callable[[Mapping[str, int]], tuple[ComputationGraph, SymbolicSizes]]
 _INPUT = torch.export.graph_signature.InputKind
 _OUTPUT = torch.export.graph_signature.OutputKind
 
@@ -84,9 +80,8 @@ def captured_dynamic_module(
     """Convert a torch module to a graph with symbolic sizes.
 
     Returns:
-        The graph, its sizes, the mapping of calls, and a function that converts the module at some
-        sizes and returns the graph with inputs for it: torch.export assumes that no symbolic size
-        is 0 or 1.
+        The graph, its sizes, the mapping of calls, and a function that converts the module with
+        some of its Dims at static sizes: torch.export assumes that no symbolic size is 0 or 1.
 
     Raises:
         CompileError: As `captured_module`, and if the module is not the same for all sizes.
@@ -99,15 +94,16 @@ def captured_dynamic_module(
     converted = torch_sizes(capture.program, dynamic)
     graph, structure = _graph_of(capture, title, converted)
     converted.sizes.locate = lambda: title
-    leaves, tree = pytree.tree_flatten(dynamic.arguments)
 
-    def at(numbers: Mapping[str, int]) -> tuple[ComputationGraph, dict[str, Array]]:
-        resized = at_hints(leaves, dynamic.axes, numbers)
+    def at(chosen: Mapping[str, int]) -> tuple[ComputationGraph, SymbolicSizes]:
+        arguments = dynamic.at(chosen)
         plain = module.module() if isinstance(module, torch.export.ExportedProgram) else module
-        static = _graph_of(exported_call(plain, tree.unflatten(resized)), title, None)[0]
-        tensors = [leaf for leaf in resized if isinstance(leaf, torch.Tensor)]
-        names = [slot.name for slot in static.inputs]
-        return static, dict(zip(names, map(array_of, tensors), strict=True))
+        static = exported_call(plain, arguments.arguments, arguments)
+        others = torch_sizes(static.program, arguments)
+        graph, its = _graph_of(static, title, others)
+        if _form_of_results(its) != _form_of_results(structure):
+            raise CompileError(f"results of {title} have another structure", got=str(chosen))
+        return graph, others.sizes
 
     return graph, converted.sizes, structure, at
 
@@ -177,6 +173,10 @@ def _structure(capture: Capture, outputs: tuple[int | StaticValue, ...]) -> Call
     if same_arguments and same_results:
         return None
     return CallStructure(structure, tuple(named), tuple(inputs), results, outputs)
+
+
+def _form_of_results(structure: CallStructure | None) -> Any:
+    return structure and (flattened(structure.results)[1], structure.outputs)
 
 
 def _title(module: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,19 @@ class DynamicArguments:
     arguments: Arguments
     shapes: Any
     axes: tuple[Mapping[int, Dim], ...]
+
+    def at(self, sizes: Mapping[str, int]) -> DynamicArguments:
+        """Return them with some of the Dims at static sizes."""
+        leaves, tree = pytree.tree_flatten(self.arguments)
+        resized = []
+        for leaf, dims in zip(leaves, self.axes, strict=True):
+            chosen = {axis: dim for axis, dim in dims.items() if dim.name in sizes}
+            resized += at_hints([leaf], [chosen], sizes)
+        shapes = pytree.tree_map(
+            lambda dim: None if getattr(dim, "__name__", None) in sizes else dim, self.shapes
+        )
+        axes = [{i: d for i, d in dims.items() if d.name not in sizes} for dims in self.axes]
+        return replace(self, arguments=tree.unflatten(resized), shapes=shapes, axes=tuple(axes))
 
 
 def dynamic_arguments(module: Any, call: Arguments, dynamic_shapes: Any) -> DynamicArguments:
