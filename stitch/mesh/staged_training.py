@@ -53,6 +53,7 @@ from stitch.training import (
     Trainable,
     TrainingOptions,
     check_state,
+    check_weights,
     loss_of,
     micro_batches_of,
     optimizer_from_config,
@@ -167,7 +168,7 @@ class CompiledStages:
             seed: Seed of random operators.
 
         Raises:
-            UsageError: The mesh has too few devices.
+            UsageError: The mesh has too few devices, or a name or shape of a weight is another.
         """
         if mesh is not None and options:
             raise UsageError("options for a new mesh were passed with an open mesh",
@@ -376,6 +377,7 @@ class StagedTraining:
         #: The descriptions of the kept tensors as wholes.
         self._descs = self._divided.descs({n: o.descs[n] for n, o in self._owners.items()})
         self.gradient_norm: float | None = None
+        check_weights(values, [*compiled.model.values, *self._descs])
         self._write(self._initial(values))
 
     def _devices(self, count: int) -> list[list[str]]:
@@ -533,7 +535,7 @@ class StagedTraining:
         self._updating = ()
 
     def _initial(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the first values of all kept tensors; raise `UsageError` for missing ones."""
+        """Return the first values of all kept tensors; raise `UsageError` for another shape."""
         arrays = {}
         for name, desc in self._descs.items():
             parameter, _, state = name.rpartition(".")
@@ -541,6 +543,11 @@ class StagedTraining:
             if found is None:
                 found = np.full(desc.shape, self.optimizer.start_of_slot(parameter, state))
             arrays[name] = np.asarray(found)
+            if arrays[name].shape != desc.shape:
+                raise UsageError(
+                    f"tensor {name!r} has another shape", expected=str(list(desc.shape)),
+                    got=str(list(arrays[name].shape)), remedy="pass the whole array",
+                )  # fmt: skip
         return arrays
 
     def _write(self, wholes: Mapping[str, Array]) -> None:

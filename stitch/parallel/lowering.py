@@ -68,7 +68,7 @@ class _Lowering:
         }  # fmt: skip
         #: The shard that an equal copy stands for.
         self.same: dict[Shard, Shard] = {}
-        self.parts = list(self._parts())
+        self.parts = self._read_parts()
 
     def _devices(self, value: int, mapping: TensorMapping) -> Sequence[str]:
         name, count = self.graph.values[value].name, self.pcg.shapes[value].count
@@ -82,6 +82,17 @@ class _Lowering:
         for device in placement.devices:
             self.specification.entry(device)
         return placement.devices
+
+    def _read_parts(self) -> list[Part]:
+        """Return the operations of which an output depends on a result."""
+        parts = list(self._parts())
+        read = {self._shard(slot.value, 0) for slot in self.graph.outputs}
+        kept = []
+        for part in reversed(parts):
+            if not read.isdisjoint(part.outputs):
+                read.update(shard for shard in part.inputs if shard)
+                kept.append(part)
+        return kept[::-1]
 
     def _parts(self) -> Iterator[Part]:
         """Yield the operations on shards, in an order in which each follows its operands'."""
@@ -104,7 +115,11 @@ class _Lowering:
             return
         (source,), degree = operation.inputs, attributes_of(operation)["degree"]
         assert isinstance(degree, int)
-        if operation.op == "Replicate":
+        if operation.op == "Replicate" and self.pcg.shapes[source].count * degree == 1:
+            # It may be an output, which is no input of a task graph.
+            copy = Operation("Identity", operation.inputs, operation.outputs)
+            yield Part(copy, (self._shard(source, 0),), outputs, device)
+        elif operation.op == "Replicate":
             self.same[operation.outputs[0], i] = self._shard(source, i // degree)
         elif operation.op == "Repartition":
             whole = self._shard(source, i // degree)
@@ -139,13 +154,16 @@ class _Lowering:
             futures[slot.value, 0] = tasks.input(desc, slot.name)
         results = [self._shard(slot.value, 0) for slot in graph.outputs]
         programs = list(self._programs())
+        read = {shard for part in self.parts for shard in part.inputs}
+        # The first program takes what nobody reads, so that all inputs are those of the graph.
+        unread = [shard for shard in futures if shard not in read]
         for number, (device, parts) in enumerate(programs):
             later = [part for _, others in programs[number + 1 :] for part in others]
-            read = {shard for part in later for shard in part.inputs} | set(results)
+            read_later = {shard for part in later for shard in part.inputs} | set(results)
             made_here = [shard for part in parts for shard in part.outputs]
-            own = [shard for shard in made_here if shard is not None and shard in read]
+            own = [shard for shard in made_here if shard is not None and shard in read_later]
             name = f"{graph.name}_{number}"
-            inputs, program = self._program(name, device, parts, own)
+            inputs, program = self._program(name, device, parts, own, () if number else unread)
             with tasks.on(device):
                 made = tasks.call(program, *[futures[shard] for shard in inputs])
             made = made if isinstance(made, tuple) else (made,)
@@ -155,24 +173,29 @@ class _Lowering:
         return tasks
 
     def _program(
-        self, name: str, device: str, parts: Sequence[Part], outputs: Sequence[Shard]
-    ) -> tuple[list[Shard], Binary]:
+        self, name: str, device: str, parts: Sequence[Part], outputs: Sequence[Shard],
+        unread: Sequence[Shard],
+    ) -> tuple[list[Shard], Binary]:  # fmt: skip
         """Return the inputs of a program and the program, compiled for its device."""
         builder = ComputationGraphBuilder(name)
         tensors: dict[Shard, Any] = {}
         inputs: list[Shard] = []
+
+        def read(shard: Shard) -> None:
+            value = self.graph.values[shard[0]]
+            if shard[0] in self.constants:
+                tensors[shard] = builder.parameter(value.name, self.constants[shard[0]])
+                return
+            kind = self.pcg.shapes[shard[0]].shard
+            tensors[shard] = builder.input(f"{value.name}.{shard[1]}", kind.shape, kind.data_type)
+            inputs.append(shard)
+
+        for shard in unread:
+            read(shard)
         for part in parts:
-            for shard in part.inputs:
-                if shard is None or shard in tensors:
-                    continue
-                value = self.graph.values[shard[0]]
-                if shard[0] in self.constants:
-                    tensors[shard] = builder.parameter(value.name, self.constants[shard[0]])
-                    continue
-                kind = self.pcg.shapes[shard[0]].shard
-                slot = f"{value.name}.{shard[1]}"
-                tensors[shard] = builder.input(slot, kind.shape, kind.data_type)
-                inputs.append(shard)
+            for operand in part.inputs:
+                if operand is not None and operand not in tensors:
+                    read(operand)
             with builder.at(part.operation.location):
                 made = write_part(self.pcg, builder, part, tensors)
             tensors |= {s: t for s, t in zip(part.outputs, made, strict=True) if s}

@@ -235,6 +235,12 @@ class ParallelComputationGraph:
         operands = [None if v == ABSENT else self.shapes[v] for v in operation.inputs]
         results = [None if v == ABSENT else self.shapes[v] for v in operation.outputs]
         if is_parallel(operation):
+            for what, shapes in (("operand", operands), ("result", results)):
+                if len(shapes) != 1 or None in shapes:
+                    raise CompileError(
+                        f"{operation.op} has one {what}, which is not left out",
+                        got=f"{len(shapes)}, {shapes.count(None)} of them left out",
+                    )
             (source,), (result,) = operands, results
             assert source is not None
             if source.after(operation) != result:

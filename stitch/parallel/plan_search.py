@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from stitch.argument_kinds import instance_of, takes, with_method
-from stitch.errors import OutOfMemoryError, UsageError
+from stitch.errors import CompileError, OutOfMemoryError, UsageError
 from stitch.graph import ComputationGraph
 from stitch.html_table import html_table
 from stitch.machine import Machine
@@ -22,6 +22,7 @@ from stitch.parallel.parallel_graph import ParallelComputationGraph
 from stitch.parallel.plans import Plan, best_stages, shapes_of
 from stitch.parallel.tensor_graph import divided_graph
 from stitch.parallel.tensor_search import TensorPlan, best_division
+from stitch.parallel.tensor_training import divided_stages
 from stitch.program import InputKind, Space
 from stitch.training import (
     KEPT_KINDS,
@@ -37,9 +38,13 @@ from stitch.training import (
     Trainable,
     as_trainable,
     check_algorithm,
+    compile_stage,
     home_space,
     place_training,
 )
+
+#: How much more than its estimate a plan that divides weights may need.
+_MARGIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +186,7 @@ def optimize(
         OutOfMemoryError: No plan fits; says for each device what is needed and free.
         UsageError: An argument has another type, the estimator returns an impossible time, or all
             plans need a link that is missing.
-        CompileError: An operator has no gradient.
+        CompileError: An operator has no gradient, or no plan of 'tensor' can be cut into stages.
 
     >>> import stitch
     >>> b = stitch.ComputationGraphBuilder("line")
@@ -273,9 +278,19 @@ def _divided(
     count = len(specification.devices)
     degrees = [d for d in range(2, count + 1) if any(size % d == 0 for size in sizes)]
     plans = [best_division(costs, config.optimizer, degree, steps) for degree in degrees]
-    best = min(filter(None, plans), key=lambda plan: plan.seconds, default=None)
+    best, refused = None, None
+    while best is None and any(plans):
+        best = min(filter(None, plans), key=lambda plan: plan.seconds)
+        try:
+            _check_stages(best, model, config)
+        except (CompileError, OutOfMemoryError) as error:
+            error.remedy = "parallel={'tensor': 2, 'divide': ...} by other weights than " + (
+                ", ".join(best.axes) + ", or algorithm='search'"
+            )
+            plans[plans.index(best)] = best = None
+            refused = refused or error
     if best is None:
-        raise _no_division(costs, config.optimizer, degrees, steps)
+        raise refused or _no_division(costs, config.optimizer, degrees, steps)
     candidates = [
         Candidate(1, 1, "1f1b", asked.recompute, None, degree) if plan is None
         else Candidate(1, 1, "1f1b", asked.recompute, plan.seconds, degree, plan.at_least)
@@ -289,6 +304,21 @@ def _divided(
     return SearchResult(
         pcg, tensor_mapping(pcg, best), solution, _cost_values(best), tuple(candidates), best
     )
+
+
+def _check_stages(plan: TensorPlan, model: Trainable, config: AlgorithmConfig) -> None:
+    """Raise `CompileError` if a plan has no stages, `OutOfMemoryError` if a program does not fit.
+
+    Programs are compiled where the estimate does not make sure that they fit.
+    """
+    parallel = ParallelOptions(
+        1, "1f1b", 1, plan.micro_batches, tensor=plan.degree, divide=dict(plan.axes)
+    )
+    divided = divided_stages(model, config.loss, config.optimizer, config.options, parallel)
+    for stage, at in zip(divided.staged.stages, divided.devices, strict=True):
+        machine = plan.specification.devices[plan.devices[at]].machine
+        if _MARGIN * plan.nbytes[at > 0] > machine.shape.space(home_space(machine)).capacity:
+            compile_stage(stage, machine, config.options.spaces)
 
 
 def _no_division(

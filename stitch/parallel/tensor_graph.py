@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
+from numbers import Integral
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def checked_axes(graph: ComputationGraph, degree: int, axes: Axes) -> dict[str, 
         if name not in kinds:
             raise unknown(f"graph {graph.name!r} has no parameter {name!r} to divide", name, kinds)
         shape = kinds[name].shape
-        is_axis = isinstance(axis, int) and not isinstance(axis, bool)
+        is_axis = isinstance(axis, Integral) and not isinstance(axis, bool)
         if not is_axis or not -len(shape) <= axis < len(shape):
             raise UsageError(
                 f"parameter {name!r} ({kinds[name].text()}) has no such axis to divide",
@@ -61,7 +62,7 @@ def checked_axes(graph: ComputationGraph, degree: int, axes: Axes) -> dict[str, 
                 f"{degree} equal shards",
                 expected=f"a number of devices that divides {shape[axis]}", got=str(degree),
             )  # fmt: skip
-        checked[name] = axis % len(shape)
+        checked[name] = int(axis) % len(shape)
     return checked
 
 

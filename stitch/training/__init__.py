@@ -87,7 +87,14 @@ from stitch.training.search import (
     place_inference,
     place_training,
 )
-from stitch.training.tensors import COUNTS, check_state, part_of, random_key, with_part
+from stitch.training.tensors import (
+    COUNTS,
+    check_state,
+    check_weights,
+    part_of,
+    random_key,
+    with_part,
+)
 
 if TYPE_CHECKING:
     from stitch.training.checkpoints import (
@@ -143,7 +150,8 @@ else:
 __all__ = [
     "accumulation_graph",
     "CLIP_FACTOR", "COUNTS", "GRADIENT_NORM", "KEPT_KINDS", "LABEL", "LOSS", "MASTER", "MORE",
-    "PassedValue", "Stage", "StagedGraphs", "check_state", "compilation", "compile_stage",
+    "PassedValue", "Stage", "StagedGraphs", "check_state", "check_weights", "compilation",
+    "compile_stage",
     "micro_batches_of", "random_key", "stage_graph", "stages_of", "ALGORITHMS", "ANY_LOSS",
     "ANY_OPTIMIZER", "OPTIMIZERS", "SGD", "STEP", "Adagrad", "Adam", "AdamW", "AlgorithmConfig",
     "Checkpoint", "CheckpointFolder", "CompiledTraining", "CostEstimator", "CostValues",

@@ -35,7 +35,7 @@ from stitch.training.programs import (
     graphs_of,
 )
 from stitch.training.search import AlgorithmConfig, PlacementResult, SimulatedTime, place_training
-from stitch.training.tensors import COUNTS, part_of, with_part
+from stitch.training.tensors import COUNTS, check_weights, part_of, with_part
 
 
 class ReadableModel(Protocol):
@@ -117,7 +117,8 @@ class CompiledTraining:
             owns_device: Whether closing the instance closes the device.
 
         Raises:
-            UsageError: Initial values are missing, or a torch module was trained since.
+            UsageError: Initial values are missing, of unknown names, or a torch module was trained
+                since.
             IncompatibleError: The device has another machine.
             OutOfMemoryError: The tensors do not fit.
         """
@@ -131,6 +132,8 @@ class CompiledTraining:
         values = {**self.values, **{n: np.asarray(v) for n, v in (weights or {}).items()}}
         slots = self.programs.forward.inputs
         required = [s.name for s in slots if s.kind in KEPT_KINDS]
+        states = [s.name for s in self.programs.update.inputs if s.kind in KEPT_KINDS]
+        check_weights(weights or (), [*self.values, *required, *states])
         missing = [name for name in required if name not in values]
         if missing:
             raise UsageError(

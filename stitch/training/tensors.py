@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from stitch.argument_kinds import MAPPING, takes
-from stitch.errors import TaskError, UsageError, closest
+from stitch.errors import TaskError, UsageError, closest, unknown
 from stitch.program import Array, TensorDesc, ValueType
 from stitch.report import counted
 from stitch.runtime import Tensor
@@ -149,6 +149,17 @@ def check_state(state: Mapping[str, Any], descs: Mapping[str, TensorDesc]) -> No
             "this is the state of another training: " + "; ".join(problems[:8]),
             remedy="load what state_dict() of the same model and optimizer gave",
         )
+
+
+def check_weights(weights: Iterable[str], names: Iterable[str]) -> None:
+    """Raise `UsageError` if `start(weights=...)` names a tensor that is none of a training's."""
+    known = {*names, *(f"training.{name}" for name in COUNTS)}
+    for name in weights:
+        if name not in known:
+            raise unknown(
+                f"weights= has {name!r}, which is no parameter or state of the training", name,
+                sorted(known), remedy="leave it out",
+            )  # fmt: skip
 
 
 class TrainingTensors:

@@ -153,6 +153,23 @@ def test_wrong_graphs_in_json_are_refused() -> None:
         ParallelComputationGraph.from_json(json.dumps(data))
 
 
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("inputs", []), ("inputs", [-1]), ("inputs", [1, -1]), ("inputs", [1, 1]),
+        ("outputs", []), ("outputs", [-1]), ("outputs", [2, -1]),
+    ],
+)  # fmt: skip
+def test_parallel_operators_have_one_operand_and_one_result(key: str, values: list[int]) -> None:
+    text = parallel_graph(X, cut("x", "a", (4, 8), 1), join("a", "y", (4, 8), 1)).as_json()
+    data = json.loads(text)
+    data["graph"]["operations"][1][key] = values
+    data["graph"]["outputs"][0]["value"] = 0
+    what = "operand" if key == "inputs" else "result"
+    with pytest.raises(FormatError, match=f"Combine has one {what}"):
+        ParallelComputationGraph.from_json(json.dumps(data))
+
+
 def test_a_division_is_undone_from_the_last_on() -> None:
     steps = [cut("x", "a", (4, 8), 0), cut("a", "b", (4, 8), 1, degrees=(2, 2))]
     joins = [join("b", "c", (4, 8), 1, degrees=(2, 1)), join("c", "y", (4, 8), 0)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import OutOfMemoryError, UsageError
+from stitch.errors import CompileError, OutOfMemoryError, UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.mesh import MachineSpecification
 from stitch.mesh.specification import Link
@@ -140,6 +140,23 @@ def test_devices_that_are_too_small_for_the_shards_are_told_what_each_needs() ->
     config = AlgorithmConfig("tensor", "mse", "adam")
     with pytest.raises(OutOfMemoryError, match=r"'device0' \(tiny\) needs \d+ B per bank of dram"):
         optimize(mlp(2), small, SimulatedTime(), config)
+
+
+def test_a_plan_whose_programs_do_not_fit_or_that_cannot_be_cut_is_not_found() -> None:
+    config = AlgorithmConfig("tensor", "mse", ADAM, TrainingOptions(accumulation_steps=2))
+    small = MachineSpecification.of(2, tiny(dram_nbytes=14336))
+    with pytest.raises(OutOfMemoryError, match=r"_update' on machine 'tiny'(.|\n)*other weights"):
+        optimize(mlp(2, 32), small, SimulatedTime(), config)
+    b = ComputationGraphBuilder("averaged")
+    x = b.input("x", (4, 8), "float32")
+    w = b.input("w", (8, 8), "float32", InputKind.PARAMETER)
+    mean = b.input("mean", (4, 8), "float32", InputKind.STATE)
+    h = b.op("MatMul", x, w)
+    b.output("mean", mean * 0.9 + h)
+    b.output("y", h)
+    two = MachineSpecification.of(2, "tiny")
+    with pytest.raises(CompileError, match=r"'mean'.*cut separates(.|\n)*other weights than w"):
+        optimize(b.build(), two, SimulatedTime(), AlgorithmConfig("tensor", "mse", "sgd"))
 
 
 def test_the_options_of_a_result_compile_again_and_take_one_micro_batch() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import CompileError, UsageError
+from stitch.errors import CompileError, StitchError, UsageError
 from stitch.graph import ComputationGraph
 from stitch.mesh import ParallelOptions
 from stitch.parallel import ParallelComputationGraph, divided_graph
@@ -160,6 +160,7 @@ def test_masters_of_divided_weights_are_joined() -> None:
         (2, {"w9": 1}, UsageError, "no parameter 'w9'"),
         (2, {"w0": 2}, UsageError, "no such axis"),
         (2, {"w0": True}, UsageError, "no such axis"),
+        (2, {"w0": np.int64(2)}, UsageError, "no such axis"),
         (2, {"w0": "columns"}, UsageError, "no such axis"),
         (2, {"x": 0}, UsageError, "no parameter 'x'"),
     ],
@@ -169,6 +170,26 @@ def test_weights_that_do_not_divide_are_one_error(
 ) -> None:
     with pytest.raises(error, match=message):
         divided_graph(stage_graph(model_of(mlp(2)), TrainingOptions()), degree, axes)
+
+
+def test_axes_may_be_integers_of_numpy() -> None:
+    graph = stage_graph(model_of(mlp(2)), TrainingOptions())
+    axes: Any = {"w0": np.int64(1)}
+    assert divided_graph(graph, 2, axes) == divided_graph(graph, 2, {"w0": 1})
+
+
+@pytest.mark.parametrize("parallel", [None, {"stages": 2}, {"tensor": 2, "divide": {"w0": 1}}])
+def test_initial_weights_of_other_names_or_shapes_are_one_error(parallel: Any) -> None:
+    model = model_of(mlp(2))
+    compiled: Any = stitch.compile(
+        model.graph, weights=model.values, optimizer="adam", loss="mse", target="tiny",
+        parallel=parallel,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=r"weights= has 'w9'(.|\n)*did you mean 'w[01]'"):
+        compiled.start(weights={"w9": np.zeros(3, np.float32)})
+    wrong = {"w0": np.zeros((16, 3), np.float32)}
+    with pytest.raises(StitchError, match=r"'w0' has another shape\n.*\[16, 16\]\n.*\[16, 3\]"):
+        compiled.start(weights=wrong)
 
 
 def test_an_operator_that_does_not_run_in_shards_is_one_error() -> None:

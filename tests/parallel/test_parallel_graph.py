@@ -197,6 +197,34 @@ def test_a_lowered_graph_computes_on_two_devices_what_one_computes(name: str) ->
     np.testing.assert_allclose(array, expected, rtol=2e-5, atol=1e-6)
 
 
+def test_what_nobody_reads_and_one_copy_are_lowered() -> None:
+    kind = ValueType((4, 8), F32)
+    slots = (InputSlot("x", 0), InputSlot("z", 1))
+    names, whole, copies = "xzhcey", ParallelShape.whole(kind), shape(4, 8, copies=2)
+    operations = (
+        Operation("Relu", (0,), (2,)), parallel("Replicate", 2, 3, degree=2),
+        Operation("Exp", (3,), (4,)), parallel("Replicate", 2, 5, degree=1),
+    )  # fmt: skip
+    values = tuple([Value(name, kind) for name in names])
+    unread = ParallelComputationGraph(
+        ComputationGraph("unread", slots, (OutputSlot("y", 5),), values, operations),
+        (whole, whole, whole, copies, copies, whole),
+    )
+    alone = ParallelComputationGraph(
+        ComputationGraph(
+            "alone", slots[:1], (OutputSlot("y", 1),), (values[0], values[5]),
+            (parallel("Replicate", 0, 1, degree=1),),
+        ), (whole, whole),
+    )  # fmt: skip
+    specification = MachineSpecification.of(2, "tiny")
+    with open_mesh(specification) as mesh:
+        for graph in (unread, alone):
+            feeds = drawn(graph.graph)
+            made = mesh.prepare(lower(graph, placed(graph, 2), specification))(**feeds).numpy()
+            expected = evaluate_graph(graph.stacked(), feeds)["y"]
+            np.testing.assert_array_equal(np.asarray(made), expected)
+
+
 def test_a_value_without_its_devices_is_one_error() -> None:
     graph, two = two_products(), MachineSpecification.of(2, "tiny")
     mapping = placed(graph, 2)
