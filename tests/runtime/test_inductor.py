@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,7 +25,7 @@ from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType, Ownership, Space
 from stitch.runtime.executors import inductor_functions
 from stitch.runtime.executors.cuda_executor import CudaExecutor
-from stitch.runtime.executors.cuda_kernels import KERNELS
+from stitch.runtime.executors.cuda_kernels import KERNELS, with_precision
 from tests.support.operators.drawn_operands import operands_of
 from tests.support.operators.drawn_operations import draw_row, drawn_operators
 from tests.support.operators.draws_by_executors import difference, magnification
@@ -351,3 +353,44 @@ def test_another_process_finds_what_was_compiled_also_for_other_weights(cache: P
         number, _, counts = ran.stdout.strip().partition(" ")
         assert close([float(number)], np.exp([5 * float(weight) - 1]))
         assert counts == counted
+
+
+#: Functions of one operand that are smooth at 0.
+NEAR_0 = [
+    "Erf", "Elu", "Selu", "Celu", "Atanh", "Asinh", "Asin", "Atan", "Tanh", "Sinh", "Sin", "Tan",
+    "Gelu", "Mish", "Softplus", "Sigmoid", "Exp", "HardSwish", "Softsign",
+]  # fmt: skip
+
+
+@pytest.mark.campaign("torch_devices")
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0])
+def test_functions_near_0_have_the_digits_of_numpy(scale: float, cache: Path) -> None:
+    b = ComputationGraphBuilder("near 0")
+    x = b.input("x", (64, 33), "float32")
+    for name in NEAR_0:
+        b.output(name, b.op("Neg", b.op(name, b.op("Neg", x))))
+    values = np.random.default_rng(0).standard_normal((64, 33)).clip(-0.99, 0.99)
+    pairs = of_both(stitch.compile(b.build(), target="cuda"), [(values * scale).astype(np.float32)])
+    for name, (found, wanted) in zip(NEAR_0, pairs, strict=True):
+        assert close(found, wanted), name
+
+
+def test_two_threads_change_the_flags_of_products_and_leave_them_as_they_were() -> None:
+    products = torch.backends.cuda.matmul
+    before, wrong = products.fp32_precision, []
+
+    def many(precision: str) -> None:
+        def call() -> None:
+            time.sleep(0)
+            if products.fp32_precision != precision:
+                wrong.append(precision)
+
+        for _ in range(2000):
+            with_precision(precision, call)
+
+    threads = [threading.Thread(target=many, args=(word,)) for word in ("ieee", "tf32")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and products.fp32_precision == before

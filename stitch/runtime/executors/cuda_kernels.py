@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -599,6 +600,10 @@ def _aten(kernel: Any) -> TensorKernel:
 PRODUCTS = frozenset((("", "MatMul"), ("", "Gemm"), *CONVOLUTIONS))
 
 
+#: Held while PyTorch's flags for products are set: another device's thread would see them.
+_FLAGS = RLock()
+
+
 def with_precision(precision: str, call: Thunk) -> None:
     """Call a kernel with PyTorch's flags for float32 products set to `ieee` or `tf32`.
 
@@ -606,12 +611,13 @@ def with_precision(precision: str, call: Thunk) -> None:
     the call. It takes 2 us, and nothing in a captured graph.
     """
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv
-    before = products.fp32_precision, convolutions.fp32_precision
-    try:
-        products.fp32_precision = convolutions.fp32_precision = precision
-        call()
-    finally:
-        products.fp32_precision, convolutions.fp32_precision = before
+    with _FLAGS:
+        before = products.fp32_precision, convolutions.fp32_precision
+        try:
+            products.fp32_precision = convolutions.fp32_precision = precision
+            call()
+        finally:
+            products.fp32_precision, convolutions.fp32_precision = before
 
 
 #: Of the kernels that the executor `torch` has, those that read arrays of the host.

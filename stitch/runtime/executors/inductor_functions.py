@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +40,10 @@ from stitch.runtime.executors.triton_kernels import TYPES, KernelWriter
 OPTIONS = {"emulate_precision_casts": True}
 #: A vector load of a card reads so many bytes at once.
 ALIGNMENT = 16
+#: On a processor inductor's code has a few digits of these near 0, and overflows early in `Acosh`.
+_INEXACT = {("", op) for op in ("Erf", "Elu", "Selu", "Atanh", "Acosh")}
+#: One thread compiles at a time.
+_COMPILING = Lock()
 Result = TypeVar("Result")
 
 
@@ -104,6 +109,8 @@ def _is_traceable(
 ) -> bool:  # fmt: skip
     """Whether an operation computes floating-point numbers and conditions by a kernel that needs
     nothing of the host, tried on tensors without memory."""
+    if device.type == "cpu" and _key(operation) in _INEXACT:
+        return False
     touched = {v for v in (*operation.inputs, *operation.outputs) if v != ABSENT and v not in known}
     for value in touched:
         layout = values[value].layout
@@ -249,7 +256,8 @@ def compiled_by_inductor(graph: Any, examples: Sequence[torch.Tensor]) -> Callab
 
     # Processes that compile would outlive the compilation; the many kernels of a card need them.
     alone = {} if examples[0].is_cuda else {"compile_threads": 1}
-    with warnings.catch_warnings(action="ignore"):  # What inductor says of its own code.
+    # What inductor says of its own code. Filters belong to the process: one thread sets them.
+    with _COMPILING, warnings.catch_warnings(action="ignore"):
         made: Callable[..., Any] = compile_by_inductor(graph, examples, OPTIONS | alone)
     return made
 
