@@ -88,13 +88,18 @@ def check_window_attributes(context: InferenceContext, size: Shape, kernel: Shap
     context.require(is_either, what, got=f"auto_pad={auto_pad}")
 
 
-def windows_of(attributes: Attributes, size: Shape, kernel: Shape, ceil: bool = False) -> Windows:
+def windows_of(
+    attributes: Attributes, size: Shape, kernel: Shape, ceil: bool = False, *,
+    is_pool: bool = False,
+) -> Windows:  # fmt: skip
     """Return the windows over a spatial shape for checked attributes; output sizes may be negative.
 
     Args:
         size: Spatial shape of the operand.
         kernel: Spatial shape of the kernel.
         ceil: Round output sizes up (`ceil_mode`).
+        is_pool: A window longer than its operand, by less than a stride, is one window: ONNX's
+            inference and ONNX Runtime divide integers as C does, towards 0.
     """
     rank = len(size)
     strides = ints_of(attributes, "strides") or (1,) * rank
@@ -114,7 +119,8 @@ def windows_of(attributes: Attributes, size: Shape, kernel: Shape, ceil: bool = 
             )  # fmt: skip
         else:
             last = size[i] + begin + end - span
-            output = (-(-last // strides[i]) if ceil else last // strides[i]) + 1
+            up = ceil or (is_pool and last < 0 and -strides[i] < last)
+            output = (-(-last // strides[i]) if up else last // strides[i]) + 1
             if ceil and (output - 1) * strides[i] >= size[i] + begin:
                 output -= 1  # a window must not start in the right padding
         reached = (output - 1) * strides[i] + span
@@ -129,7 +135,8 @@ def windows_of(attributes: Attributes, size: Shape, kernel: Shape, ceil: bool = 
 def pool_windows(attributes: Attributes, size: Shape) -> Windows:
     """Return the windows of a pool, whose kernel and rounding are attributes."""
     kernel = ints_of(attributes, "kernel_shape") or ()
-    return windows_of(attributes, size, kernel, bool(int_of(attributes, "ceil_mode")))
+    ceil = bool(int_of(attributes, "ceil_mode"))
+    return windows_of(attributes, size, kernel, ceil, is_pool=True)
 
 
 def check_pads(context: InferenceContext, kernel: Shape) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from onnx import helper
 
+import stitch
 from stitch.ops import evaluate
 from stitch.program import Array
 from tests.support.operators.against_onnx import check
@@ -63,3 +67,25 @@ def test_counting_ends_whatever_skips_and_lengths_are_asked_for() -> None:
 @pytest.mark.parametrize("row", CASES, ids=[f"{i}-{c[0]}-{c[2]}" for i, c in enumerate(CASES)])
 def test_a_window_operator_agrees_with_onnx(row: tuple[Any, ...]) -> None:
     check(*row)
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
+def test_a_window_that_is_longer_than_the_operand_is_one_if_by_less_than_a_stride(op: str) -> None:
+    """Of operand, kernel and stride, as ONNX Runtime: it divides towards 0."""
+    for size, kernel, stride in ((1, 2, 2), (2, 3, 2), (1, 4, 4), (1, 2, 1), (1, 3, 2), (3, 2, 2)):
+        node = helper.make_node(
+            op, ["x"], ["y"], kernel_shape=[kernel] * 2, strides=[stride] * 2
+        )  # fmt: skip
+        x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 2, size, size])
+        y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+        graph = helper.make_graph([node], "pool", [x], [y])
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8
+        )  # fmt: skip
+        values = np.arange(2 * size * size, dtype=np.float32).reshape(1, 2, size, size) - 1
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        (wanted,) = session.run(None, {"x": values})
+        for executor in ("numpy", "onnxruntime", "torch", "torch:cpu"):
+            found = np.asarray(stitch.compile(model, executor=executor)(values))
+            assert found.shape == wanted.shape, (executor, size, kernel, stride)
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, err_msg=executor)

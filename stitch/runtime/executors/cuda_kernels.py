@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from stitch.ops import RESHAPING, are_in_range, row_numbers, slices_of, windows_of
+from stitch.ops import RESHAPING, are_in_range, pool_windows, row_numbers, slices_of
 from stitch.program import Array, Operation
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.torch_executor import CONVOLUTIONS, copy_results, copy_to
@@ -535,9 +535,7 @@ def _windows(call: TensorCall, x: torch.Tensor | None) -> Any:
     given = call.attributes
     if x is None or x.ndim != 4 or not call.is_floating:
         return None
-    windows = windows_of(
-        given, tuple(x.shape[2:]), tuple(given["kernel_shape"]), bool(given["ceil_mode"])
-    )
+    windows = pool_windows(given, tuple(x.shape[2:]))
     few = all(2 * pad <= size for pad, size in zip(windows.begin, windows.kernel, strict=True))
     # Else a window may have no element, whose index PyTorch makes up.
     few &= all(step <= size for step, size in zip(windows.dilations, x.shape[2:], strict=True))
