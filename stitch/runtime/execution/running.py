@@ -170,7 +170,8 @@ def tell_run(device: RuntimeDevice, binding: Binding, ran: Ran) -> None:
     # With hooks it ran on one thread.
     forks = forks if len(ran) > 1 + len(binding.plan.steps) else ()
     run = PlanRun(binding.index, binding.plan, ran, forks)
-    binding.tally.time(run.seconds)
+    if device.backend.executor.captures:
+        binding.tally.time(run.seconds)
     device.events.tell(run)
 
 
@@ -335,7 +336,8 @@ def _run_one_by_one(
     bound.arguments[:] = [arrays[rank] for rank in binding.executable.order]
     moments: list[float] = []
     try:
-        clock = _clock(device, binding)
+        is_timed = device.events.active or device.backend.executor.captures
+        clock = _clock(device, binding) if is_timed else None
         if clock is not None:
             counts = [len(step.thunks) for step in bound.steps]
             with_fp_errors_ignored(run_timed, clock, counts, moments, loop)
