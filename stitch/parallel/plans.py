@@ -17,9 +17,9 @@ that keeps the undominated ones is exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from stitch.machine import Machine
 from stitch.mesh import MachineSpecification
@@ -159,6 +159,9 @@ def saved_sets(schedule: str, following: int, micro_batches: int) -> int:
     return micro_batches if schedule == "gpipe" else min(micro_batches, following + 1)
 
 
+L = TypeVar("L")
+
+
 class _Label(NamedTuple):
     terms: _Terms
     ends: tuple[int, ...]
@@ -202,7 +205,7 @@ def best_stages(
                     if longer.seconds(share) < limit:
                         found.append(_Label(longer, (end, *ends)))
             if found:
-                extended[first] = list(_undominated(found))
+                extended[first] = list(undominated(found, lambda label: label.terms))
         labels = extended
     best = min(labels.get(0, ()), key=lambda each: each.terms.seconds(share), default=None)
     if best is None:
@@ -212,11 +215,13 @@ def best_stages(
     return Plan(costs, used, best.ends, replicas, schedule, micro_batches, seconds)
 
 
-def _undominated(labels: Sequence[_Label]) -> Iterator[_Label]:
-    kept: list[_Terms] = []
-    for label in sorted(labels, key=lambda each: each.terms):
-        if not any(all(a <= b for a, b in zip(k, label.terms, strict=True)) for k in kept):
-            kept.append(label.terms)
+def undominated(labels: Iterable[L], terms_of: Callable[[L], tuple[float, ...]]) -> Iterator[L]:
+    """Yield the labels, fewest terms first, that no other one equals or undercuts in each term."""
+    smaller: list[tuple[float, ...]] = []
+    for label in sorted(labels, key=terms_of):
+        terms = terms_of(label)
+        if not any(all(a <= b for a, b in zip(other, terms, strict=True)) for other in smaller):
+            smaller.append(terms)
             yield label
 
 

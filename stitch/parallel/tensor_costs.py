@@ -115,7 +115,7 @@ class TensorCosts:
         """The terms of any plan: the loss, the programs of the first stage, the batch."""
         last = self.costs.staged.stages[-1].loss
         loss = 0.0 if last is None else self.costs.graph_seconds(last, self.first, {})
-        nbytes = sum(self._room(self.graph.values[v].type, self.first) for v in self._of_batch)
+        nbytes = sum(self._nbytes(self.graph.values[v].type, self.first) for v in self._of_batch)
         return Terms(loss + 2 * self._launch(self.first), 0.0, 0.0, nbytes, nbytes)
 
     def operation(self, division: GraphDivision, operation: Operation) -> Terms:
@@ -126,9 +126,9 @@ class TensorCosts:
         is_divided = max((shape.count for shape in shapes), default=1) > 1
         machines = self.machines if is_divided else [self.first]
         seconds = max(self._computed(division, operation, machine) for machine in machines)
-        first = sum(self._room(shape.shard, self.first) for shape in shapes)
+        first = sum(self._nbytes(shape.shard, self.first) for shape in shapes)
         others = max(
-            sum(self._room(shape.shard, machine) for shape in shapes) for machine in self.machines
+            sum(self._nbytes(shape.shard, machine) for shape in shapes) for machine in self.machines
         )
         return Terms(seconds, 0.0, 0.0, first, others if is_divided else 0)
 
@@ -147,9 +147,11 @@ class TensorCosts:
             self._updated(self.graph.values[value].name, kind, machine)
             for machine in (self.machines if is_divided else [self.first])
         )
-        room = max(self._kept_room(self.graph.values[value].name, kind, m) for m in self.machines)
-        of_others = (update, room) if is_divided else (0.0, 0)
-        return terms.plus(Terms(0.0, update, of_others[0], room, of_others[1]))
+        nbytes = max(
+            self._state_nbytes(self.graph.values[value].name, kind, m) for m in self.machines
+        )
+        of_others = (update, nbytes) if is_divided else (0.0, 0)
+        return terms.plus(Terms(0.0, update, of_others[0], nbytes, of_others[1]))
 
     def _moved(self, division: GraphDivision, operation: Operation, result: ParallelShape) -> Terms:
         (source,) = operation.inputs
@@ -159,8 +161,8 @@ class TensorCosts:
             shape = division.shape(source)
             return self._sent(shape, attributes_of(operation).get("axis"))
         if source in self._of_batch:
-            room = max(self._room(result.shard, machine) for machine in self.machines)
-            return Terms(0.0, 0.0, 0.0, room, room)
+            nbytes = max(self._nbytes(result.shard, machine) for machine in self.machines)
+            return Terms(0.0, 0.0, 0.0, nbytes, nbytes)
         terms = self._sent(result, attributes_of(operation).get("axis"))
         # A stage begins: it adds gradients, and updates, by programs of its own.
         launches = self.micro_batches * max(map(self._launch, self.machines))
@@ -173,9 +175,9 @@ class TensorCosts:
         back = max(self.costs.movement(other, first, nbytes) for other in self.devices[1:])
         launch = max(map(self._launch, self.machines))
         joined = self._joined(shape, "Add" if axis is None else "Concat", axis)
-        room = self._room(shape.shard, self.first)
-        other = max(self._room(shape.shard, machine) for machine in self.machines)
-        return Terms(out + back + 2 * launch + joined, 0.0, 0.0, room * self.degree, other)
+        nbytes = self._nbytes(shape.shard, self.first)
+        other = max(self._nbytes(shape.shard, machine) for machine in self.machines)
+        return Terms(out + back + 2 * launch + joined, 0.0, 0.0, nbytes * self.degree, other)
 
     # -- seconds -----------------------------------------------------------------------------------
 
@@ -309,16 +311,16 @@ class TensorCosts:
 
     # -- bytes -------------------------------------------------------------------------------------
 
-    def _room(self, kind: ValueType, machine: Machine) -> int:
+    def _nbytes(self, kind: ValueType, machine: Machine) -> int:
         desc = TensorDesc(kind.shape, Layout(kind.data_type, home_space(machine)))
         return room_per_bank(desc, machine.shape)
 
-    def _kept_room(self, name: str, kind: ValueType, machine: Machine) -> int:
+    def _state_nbytes(self, name: str, kind: ValueType, machine: Machine) -> int:
         """Return the bytes of a parameter, its sum of gradients and its optimizer states."""
         group = self.optimizer.groups[self.optimizer.group_of(name)]
         has_master = Parameter(name, kind, "").has_master
         tensors = 2 + len(group.states) + has_master
-        return tensors * self._room(replace(kind), machine)
+        return tensors * self._nbytes(kind, machine)
 
 
 def _empty() -> ComputationGraph:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from stitch.mesh import MachineSpecification
 from stitch.parallel.costs import SegmentCosts
+from stitch.parallel.plans import undominated
 from stitch.parallel.tensor_costs import TensorCosts, Terms
 from stitch.parallel.tensor_graph import GraphDivision
 from stitch.program import ABSENT, Operation
@@ -103,7 +104,11 @@ def best_division(
                     continue
                 tried = tried.copy(live)
                 groups.setdefault(_key(tried, live), []).append(_Label(longer, tried))
-        labels = [label for group in groups.values() for label in _undominated(group)]
+        labels = [
+            label
+            for group in groups.values()
+            for label in undominated(group, lambda each: each.terms)
+        ]
         if len(labels) > MOST_LABELS:
             labels.sort(key=lambda each: each.terms.seconds(micro_batches))
             dropped = min(dropped, labels[MOST_LABELS].terms.seconds(micro_batches))
@@ -185,11 +190,3 @@ def _key(division: GraphDivision, live: set[int]) -> Hashable:
         frozenset(division.read_whole & live),
         bool(division.wanted),
     )  # fmt: skip
-
-
-def _undominated(labels: Sequence[_Label]) -> Iterator[_Label]:
-    kept: list[Terms] = []
-    for label in sorted(labels, key=lambda each: each.terms):
-        if not any(all(a <= b for a, b in zip(k, label.terms, strict=True)) for k in kept):
-            kept.append(label.terms)
-            yield label
