@@ -56,6 +56,11 @@ def test_executors_agree_on_cubic_images_of_length_1() -> None:
     assert not compare(resize, 1023, 0, EXECUTORS).differences
 
 
+def test_executors_agree_on_a_number_without_axes_shifted_by_a_constant_with_one() -> None:
+    (shift,) = [each for each in operators() if each.name == "BitShift"]
+    assert not compare(shift, 207861003, 0, EXECUTORS).differences
+
+
 def test_a_normalization_of_two_nearly_equal_numbers_magnifies_their_roundings() -> None:
     """0.8832886 and 0.8787382: ONNX Runtime's own GroupNormalization of the plain file, too, gives
     5.40798 where float64 gives 5.40864 (NumPy 5.40867)."""

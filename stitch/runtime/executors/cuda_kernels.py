@@ -114,7 +114,7 @@ def _shift(call: TensorCall) -> Sequence[Thunk] | None:
     bits = 8 * x.itemsize
     if by is None or by.size != 1 or not 0 < int(by.item()) < bits:
         return None
-    number = int(by.item())
+    number, x = int(by.item()), x.expand(out.shape)  # `by` may have more dimensions.
     if call.attributes["direction"] == "LEFT":
         return (partial(torch.bitwise_left_shift, x, number, out=out),)
     shifted = partial(torch.bitwise_right_shift, x, number, out=out)
