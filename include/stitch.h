@@ -81,7 +81,7 @@ void stitch_error_destroy(stitch_error_t error);
 
 /* ---- Devices ---- */
 
-/* Open a machine by name or file; executor: `numpy` (also for NULL), `onnxruntime`, ... */
+/* Open a machine by name or file; executor: `numpy`, `onnxruntime`, ...; NULL: the default. */
 stitch_error_t stitch_open_device(const char *name, const char *executor, stitch_device_t *out);
 
 /* Run the queued work and release all memory of a device. */

@@ -104,8 +104,8 @@ def run_into(
 TABLE.section = "Devices"
 TABLE.add(
     "stitch_open_device(const char *name, const char *executor, stitch_device_t *out)",
-    "Open a machine by name or file; executor: `numpy` (also for NULL), `onnxruntime`, ...",
-    lambda name, executor: open_device(name, executor=executor or "numpy"), "executor",
+    "Open a machine by name or file; executor: `numpy`, `onnxruntime`, ...; NULL: the default.",
+    lambda name, executor: open_device(name, executor=executor or None), "executor",
 )  # fmt: skip
 TABLE.add(
     "stitch_close_device(stitch_device_t device)",

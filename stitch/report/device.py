@@ -172,7 +172,7 @@ MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
 
 @takes(
     machine=MACHINE,
-    executor=either(TEXT, instance_of("an Executor", Executor)), threads=optional(WHOLE),
+    executor=optional(either(TEXT, instance_of("an Executor", Executor))), threads=optional(WHOLE),
     window=WHOLE, debug=BOOL, strict_types=BOOL, max_memory=optional(either(WHOLE, TEXT)),
     spill=BOOL, inter_op_threads=WHOLE,
     prices=optional(either(TEXT, PATH, instance_of("a PriceTable", PriceTable))), tf32=BOOL,
@@ -180,7 +180,7 @@ MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
 def open_device(
     machine: str | Path | Machine = "wormhole_n150",
     *,
-    executor: str | Executor = "numpy",
+    executor: str | Executor | None = None,
     threads: int | None = None,
     window: int = DEFAULT_WINDOW,
     debug: bool = False,
@@ -197,11 +197,11 @@ def open_device(
         machine: Its name, the path of its description, or a `Machine`; or a device: `cuda:0`, or
             `torch:cpu`, PyTorch on the processor, which runs the same code. DRAM lies in its
             memory, PyTorch's kernels compute there, and it loads what is compiled for `cuda`.
-        executor: How operations are computed: `numpy`; `onnxruntime`; `auto`, each operation by the
-            faster of the two; `torch`, `auto` with PyTorch's kernels; `null`, plan only; or
-            `cuda:0` or `torch:cpu`, for the spaces of any machine in the memory of that device.
-            On such a device `cuda-inductor`: inductor compiles operations together (also
-            `cuda:0-inductor`, as a device or an executor).
+        executor: How operations are computed: `numpy` (default); `onnxruntime`; `auto`, each
+            operation by the faster of the two; `torch`, `auto` with PyTorch's kernels; `null`, plan
+            only; or `cuda:0` or `torch:cpu`, for the spaces of any machine in the memory of that
+            device. A device has its own: leave it out, or `cuda-inductor`: inductor compiles
+            operations together (also `cuda:0-inductor`, as a device or an executor).
         threads: Threads of ONNX Runtime for one operation (default 1).
         window: Tasks queued before they run; 1 runs each call immediately.
         debug: Overwrite freed bytes, and check padding.
@@ -220,15 +220,15 @@ def open_device(
             Without, Stitch's are computed in float32, whatever PyTorch's flags say.
     """
     if isinstance(machine, str) and is_torch_device(machine):
-        if executor not in ("numpy", f"cuda{INDUCTOR}"):
+        if executor not in (None, f"cuda{INDUCTOR}"):
             raise UsageError(
                 f"the device {machine!r} computes by PyTorch's kernels",
                 got=f"executor={executor!r}",
                 remedy=f"leave the executor out, or take 'cuda{INDUCTOR}'",
             )  # fmt: skip
-        executor = machine if executor == "numpy" else machine.removesuffix(INDUCTOR) + INDUCTOR
+        executor = machine if executor is None else machine.removesuffix(INDUCTOR) + INDUCTOR
         machine = "cuda"
-    made = executor
+    made = executor = "numpy" if executor is None else executor
     if threads is not None or tf32:
         made = make_executor(executor, threads, prices=prices, tf32=tf32)
     return Device(

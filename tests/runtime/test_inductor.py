@@ -5,6 +5,7 @@ The quick tests take a graph as it is traced for the function that inductor make
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 import stitch
 from stitch.errors import TaskError, UsageError
@@ -152,17 +154,51 @@ def test_a_result_in_the_place_of_an_operand_is_computed_beside_it(traced: list[
 
 def test_what_inductor_refuses_is_said_and_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> None:
-        raise RuntimeError("no such kernel")
+        raise RuntimeError("C++ compile error\n\ng++ -O3 ...\nf.cpp:1: error: no such kernel\nmore")
 
     monkeypatch.setattr(inductor_functions, "compiled_by_inductor", refuses)
     with opened() as device:
         program = device.load(layers())
-        with pytest.warns(RuntimeWarning, match="operations 0 to .* of program 'layers'.*no such"):
+        with pytest.warns(RuntimeWarning, match="operations 0 to .* of program 'layers'") as caught:
             found = program(X)
             device.wait()
+        (said,) = {str(one.message) for one in caught}
+        assert "C++ compile error; f.cpp:1: error: no such kernel\n  try: " in said
+        assert cache_dir() in said and "more" not in said
         assert all(map(close, (f.numpy() for f in found), expected(X)))
         assert close(program(X + 1)[0].numpy(), expected(X + 1)[0])
         del found
+
+
+def test_an_interrupt_ends_a_compilation(
+    traced: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, ended = threading.Event(), threading.Event()
+    main = threading.main_thread().ident
+
+    def compile_for_long(*_: object) -> None:
+        began.set()
+        try:
+            while True:
+                time.sleep(0.001)
+        finally:
+            ended.set()
+
+    def interrupt() -> None:
+        began.wait()
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with opened() as device:
+        program = device.load(layers())
+        with monkeypatch.context() as patch:
+            patch.setattr(inductor_functions, "compiled_by_inductor", compile_for_long)
+            threading.Thread(target=interrupt).start()
+            with pytest.raises(KeyboardInterrupt):
+                program(X)
+                device.wait()
+        assert ended.wait(10)
+        assert all(map(close, (f.numpy() for f in program(X)), expected(X)))
+        assert traced
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])

@@ -117,9 +117,10 @@ def test_a_card_with_too_little_memory_says_how_to_take_less(
     assert "more lines" not in str(caught.value)
 
 
-def test_an_executor_beside_the_device_is_refused() -> None:
-    with pytest.raises(UsageError, match="leave the executor out"):
-        stitch.open_device("torch:cpu", executor="onnxruntime")
+@pytest.mark.parametrize("name", ["onnxruntime", "numpy", ""])
+def test_an_executor_beside_the_device_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"executor={name!r}\\n.*leave the executor out"):
+        stitch.open_device("torch:cpu", executor=name)
 
 
 def rows_of(op: str) -> stitch.CompiledModel:

@@ -12,10 +12,11 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from ctypes import c_ulong, py_object, pythonapi
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 import torch
@@ -262,6 +263,21 @@ def compiled_by_inductor(graph: Any, examples: Sequence[torch.Tensor]) -> Callab
     return made
 
 
+def explained(error: Exception) -> str:
+    """Return the first line of inductor's error, with the first one of a compiler, and what to do.
+
+    >>> print(explained(RuntimeError("C++ compile error\\n\\nf.cpp:1: error: no x\\nmore")))
+    C++ compile error; f.cpp:1: error: no x
+      try: ...
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    first, *others = str(error).splitlines() or [type(error).__name__]
+    found = next((f"; {line.strip()}" for line in others if "error: " in line), "")
+    remedy = f"a process that was killed may have left a torn file in {cache_dir()}: delete it"
+    return f"{first}{found}\n  try: {remedy}"
+
+
 def _place(tensor: torch.Tensor) -> Hashable:
     """Return what a function is compiled for."""
     shift = tensor.data_ptr() % ALIGNMENT
@@ -279,9 +295,25 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 
 def _in_own_thread(call: Callable[[], Result]) -> Result:
     """Return what a call returns in a thread of its own: modes of PyTorch are those of a thread,
-    and the call may be inside of torch.compile, which compiles nothing then."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(call).result()
+    and the call may be inside of torch.compile, which compiles nothing then.
+
+    An exception that interrupts the caller, as Ctrl-C does, ends the thread too, not waited for.
+    """
+    future = Future[Result]()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = Thread(target=run, name="stitch-inductor")
+    thread.start()
+    try:
+        return future.result()
+    finally:
+        if not future.done():
+            pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread.ident or 0), py_object(SystemExit))
 
 
 def _alone(precision: str, call: Callable[[], Result]) -> Result:

@@ -72,7 +72,7 @@ from stitch.runtime.executors.host import (
     is_direct,
 )
 from stitch.runtime.executors.index_faults import IndexFaults
-from stitch.runtime.executors.inductor_functions import FunctionWriter, functions_of
+from stitch.runtime.executors.inductor_functions import FunctionWriter, explained, functions_of
 from stitch.runtime.executors.tensor_loops import (
     MOST_FOLDED,
     MOST_STEPS,
@@ -454,7 +454,8 @@ class _TensorBinding:
             if self.prepared.inductor:
                 warnings.warn(
                     f"inductor cannot compile operations {span.start} to {span.stop - 1} of "
-                    f"program {self.program.name!r}, PyTorch's kernels compute them: {error}",
+                    f"program {self.program.name!r}, PyTorch's kernels compute them: "
+                    f"{explained(error)}",
                     RuntimeWarning, stacklevel=2,
                 )  # fmt: skip
             return False

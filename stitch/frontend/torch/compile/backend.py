@@ -215,7 +215,7 @@ class CompileSettings:
     """The options of one torch.compile."""
 
     target: str | Machine = "host"
-    executor: str | Executor = "torch"
+    executor: str | Executor | None = "torch"
     algorithm: str = "none"
     fallback: str = "torch"
     min_operations: int = MIN_OPERATIONS
@@ -231,7 +231,7 @@ class CompileSettings:
         """Check options; raises `UsageError` for unknown names and wrong values."""
         given = dict(options or {})
         if is_torch_device(given.get("target")):
-            given.setdefault("executor", "numpy")  # The device has its own.
+            given.setdefault("executor", None)  # The device has its own.
         own = [field.name for field in fields(CompileSettings) if field.name != "device"]
         known = [*own, *(name for name in DEVICE_OPTIONS if name not in own)]
         unknown = sorted(map(str, given.keys() - set(known)))
