@@ -26,7 +26,15 @@ from stitch.argument_kinds import (
 )
 from stitch.compile_cache import CachedCompilation, CompileCache
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_graph
-from stitch.errors import LinkError, TaskError, UsageError, closest, unknown
+from stitch.errors import (
+    IncompatibleError,
+    LayoutError,
+    LinkError,
+    TaskError,
+    UsageError,
+    closest,
+    unknown,
+)
 from stitch.files import OutputFiles, atomic_write, make_folder, text_of, write_files
 from stitch.frozen_json import check_format, from_plain, located, read_json, to_plain
 from stitch.graph import (
@@ -530,6 +538,7 @@ class CompiledModel(ModelOfBinary):
 
         Raises:
             UsageError: The model was compiled for inference.
+            IncompatibleError: It was compiled for a machine with memory that the device lacks.
         """
         if self.training is None:
             raise UsageError(
@@ -543,7 +552,13 @@ class CompiledModel(ModelOfBinary):
         if self.executor is not None:
             options.setdefault("executor", self.executor)
         chosen = open_device(self.target, **options) if device is None else device
-        return self.training.start(chosen, weights=weights, seed=seed, owns_device=owned)
+        try:
+            return self.training.start(chosen, weights=weights, seed=seed, owns_device=owned)
+        except LayoutError as error:
+            raise IncompatibleError(
+                f"a training compiled for {self.target!r} does not run here: {error.what}",
+                remedy=f"compile(..., target={chosen.machine.name!r})",
+            ) from error
 
     @property
     def instance(self) -> TrainingInstance:

@@ -144,7 +144,8 @@ Libs: -L${{prefix}} -Wl,-rpath,${{prefix}} -lstitch
 def build_library(folder: str | Path) -> tuple[Path, ...]:
     """Write `libstitch.so`, `stitch.h` and `stitch.pc` into a folder; return their paths.
 
-    The library runs the Python environment that built it. `CC` and `CFLAGS` are as for make.
+    The library runs the Python environment that built it. The build takes `CC` and `CFLAGS`, as
+    make does.
 
     Raises:
         UsageError: cffi, a C compiler or Python's headers are missing.

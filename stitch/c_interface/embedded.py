@@ -5,6 +5,7 @@ turns exceptions into errors.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,18 @@ _ELEMENTS: dict[str, np.dtype[Any]] = {
     "int32_t": np.dtype(np.int32), "int64_t": np.dtype(np.int64),
 }  # fmt: skip
 _Reader = Callable[[Sequence[Any], list[Any]], Any]
+#: Calls of Python in remedies, as patterns, and what C programs do instead.
+_IN_C = {
+    r" \(in Python: .*\)$|; in Python placement=": "",
+    r"call compute_loss\(label\) first":
+        "set 'label' by stitch_set_tensor_float, and call stitch_model_training_instance_forward",
+    r"loss\.backward\(\)": "stitch_model_training_instance_backward",
+    r"model\.instance\.close\(\)": "stitch_stop_training",
+    r"leave the executor out, or take ('[^']+')": r"pass NULL, or \1, as executor",
+    r"open_device\('([^']+)', executor='([^']+)'\)": r'stitch_open_device("\1", "\2", &device)',
+    r"open_device\('([^']+)'\)": r'stitch_open_device("\1", NULL, &device)',
+    r"compile\(\.\.\., target='([^']+)'\)": r"compile it with target '\1'",
+}  # fmt: skip
 
 
 class Library:
@@ -49,6 +62,8 @@ class Library:
             exception.remedy = None  # It is not repeated in the message.
             message = str(exception)
             exception.remedy = remedy or None  # A failed task raises its error again.
+            for pattern, in_c in _IN_C.items():
+                remedy = re.sub(pattern, in_c, remedy)
         else:
             message = f"{type(exception).__name__}: {exception}"
             if isinstance(exception, MemoryError):

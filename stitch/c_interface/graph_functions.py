@@ -213,7 +213,9 @@ TABLE.add(
 
 def set_loss(graph: Graph, loss: str) -> None:
     """Set the loss of a graph, by name or configuration."""
-    graph.loss = config_of(loss, "loss")
+    from stitch.training import loss_of
+
+    graph.loss = loss_of(config_of(loss, "loss"))
 
 
 _add("set_loss(const char *loss)",

@@ -227,7 +227,8 @@ def _obstacle(graph: ComputationGraph, proofs: AliasProofs, output: int, source:
     name, given = graph.outputs[output].name, graph.inputs[source]
     pair = f"output {name!r} over input {given.name!r}"
     if given.ownership is not Ownership.DONATE:
-        return f"{pair}: the input is not donated (--set input.{given.name}.ownership=donate)"
+        option = f"input.{given.name}.ownership=donate"
+        return f"{pair}: the input is not donated (--set {option}; in Python placement=)"
     ours, theirs = graph.output_type(output), graph.input_type(source)
     if ours != theirs:
         return f"{pair}: {ours.text()} is not {theirs.text()}"
@@ -317,7 +318,7 @@ def _requested(request: SlotRequest, space: Space, machine: MachineShape) -> Lay
         raise PlacementError(
             "a shard spec needs a sharded memory layout",
             remedy=f"add --set {spec.side}.{spec.slot}.memory_layout=height_sharded, or as "
-            "width_sharded or block_sharded",
+            "width_sharded or block_sharded; in Python placement=",
         )
     if asked is None or spec is not None:
         return requested_layout(default, placement)

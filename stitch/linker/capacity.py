@@ -131,12 +131,12 @@ def _remedy(space: Space, here: Sequence[Demand], capacity: int) -> str:
     """Suggest a remedy: slots can be stored in another space, constants and scratch cannot."""
     rest = sum(d.size_per_bank for d in here if d.kind != "slot")
     if rest <= capacity and space is Space.L1:
-        return "place the biggest slots in DRAM (--set SIDE.SLOT.space=dram)"
+        return "place the biggest slots in DRAM (--set SIDE.SLOT.space=dram; in Python placement=)"
     if rest <= capacity and space is Space.DRAM:
         return (
-            "place the biggest slots in the host's memory (--set SIDE.SLOT.space=host), store them "
-            "in a narrower type (--set SIDE.SLOT.data_type=bf16), split the module into programs, "
-            "or choose a larger machine"
+            "place the biggest slots in the host's memory (--set SIDE.SLOT.space=host; in Python "
+            "placement=), store them in a narrower type (--set SIDE.SLOT.data_type=bf16), split "
+            "the module into programs, or choose a larger machine"
         )
     return "split the module into programs, or choose a larger machine"
 

@@ -424,13 +424,13 @@ class StagedTraining:
         given = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
         types = [(name, desc.text()) for name, desc in self._inputs.items()]
         arrays = arranged("a micro-batch", types, given, named)
-        self.loss_fn.check_label(np.asarray(target), self._prediction)
-        label = self._first[-1].label
-        placed = [*zip(self._inputs.items(), arrays, strict=True), ((LABEL, label), target)]
         values = {
             f"input.{name}": self._put(array, desc, f"{name!r} of micro-batch {index}")
-            for (name, desc), array in placed
+            for (name, desc), array in zip(self._inputs.items(), arrays, strict=True)
         }
+        self.loss_fn.check_label(np.asarray(target), self._prediction)
+        label = f"{LABEL!r} of micro-batch {index}"
+        values[f"input.{LABEL}"] = self._put(target, self._first[-1].label, label)
         for name, desc in self._keys.items():
             kind = ValueType(desc.shape, desc.layout.data_type)
             key = random_key(self.seed, self.forwards + 1 + index, kind)

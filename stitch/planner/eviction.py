@@ -292,14 +292,14 @@ def out_of_memory(
     )  # fmt: skip
     remedy = (
         "release unused tensors, place some in another space "
-        "(--set input.NAME.space=dram), or split the program"
+        "(--set input.NAME.space=dram; in Python placement=), or split the program"
     )
     capacity = state.shape(space).capacity
     if size > capacity:
         remedy = (
             f"{space.value} has {capacity} B per bank in total, so freeing memory does not "
-            "help: place it in another space (--set input.NAME.space=dram), shard it, or split "
-            "the program"
+            "help: place it in another space (--set input.NAME.space=dram; in Python placement=), "
+            "shard it, or split the program"
         )
     if space is Space.DRAM and not state.outlets[space]:
         remedy += "; open_device(spill=True) allows evictions to the host"

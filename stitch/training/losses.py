@@ -490,4 +490,8 @@ def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
     try:
         return kind(**settings)
     except TypeError as error:
-        raise UsageError(f"loss {named!r}: {error}", got=repr(config)[:100]) from error
+        takes = list(inspect.signature(kind).parameters)
+        wrong = [word for word in settings if word not in takes]
+        if not wrong:
+            raise UsageError(f"loss {named!r}: {error}", got=repr(config)[:100]) from error
+        raise unknown(f"loss {named!r} takes no {wrong[0]}", wrong[0], takes) from error

@@ -509,6 +509,33 @@ def test_outputs_may_lie_where_inputs_do(c: C) -> None:
     assert c.error(name, graph, "z", 1, shape, 2**40, x)[1].startswith("shape has too many axes")
 
 
+def test_remedies_name_functions_of_c(c: C) -> None:
+    graph, ffi = small_graph(c), c.ffi
+    code, message, remedy = c.error("stitch_computation_graph_set_loss", graph, "mze")
+    assert code == USAGE and "unknown loss" in message and "'mse'" in remedy
+    for wrong in ('{"loss": "mse", "reductoin": "sum"}', '{"loss": "mse", "label_smoothing": 1}'):
+        code, message, _ = c.error("stitch_computation_graph_set_loss", graph, wrong)
+        assert code == USAGE and "loss 'mse' takes no " in message
+    c.ok("stitch_computation_graph_set_loss", graph, "mse")
+    optimizer = c.make("optimizer", "stitch_optimizer_create", "sgd")
+    kind, target = "model_compilation_result", "tiny"
+    result = c.make(kind, "stitch_computation_graph_compile", graph, optimizer, "none", target)
+    training = c.make("model_training_instance", "stitch_start_training", result)
+    prefix = "stitch_model_training_instance_"
+    assert f"{prefix}forward" in c.error(f"{prefix}backward", training)[2]
+    assert c.error(f"{prefix}update", training)[2] == f"call {prefix}backward first"
+    c.ok("stitch_stop_training", training)
+    out = ffi.new("stitch_device_t *")
+    assert "pass NULL, or" in c.error("stitch_open_device", "torch:cpu", "numpy", out)[2]
+    remedy = c.error("stitch_open_device", "tiny", "cuda-inductor", out)[2]
+    assert 'stitch_open_device("cuda:0", "cuda-inductor", &device) or' in remedy
+    host = c.make("device", "stitch_open_device", "host", ffi.NULL)
+    started = ffi.new("stitch_model_training_instance_t *")
+    remedy = c.error("stitch_start_training_on", result, host, 0, started)[2]
+    assert remedy == "compile it with target 'host'"
+    c.ok("stitch_close_device", host)
+
+
 def test_an_error_that_is_raised_again_keeps_its_remedy(c: C) -> None:
     error = stitch.errors.UsageError("wrong", remedy="do this")
     for _ in range(2):

@@ -90,7 +90,7 @@ def test_a_writer_that_does_not_read_the_input_itself_forbids_the_alias() -> Non
 def test_an_input_that_is_only_borrowed_is_never_overwritten() -> None:
     body = graph(UPDATE, {"new": 3}, 4, donated="")
     assert compiled(body).outputs[0].aliases_input is None
-    with pytest.raises(CompileError, match=r"not donated \(--set input.s.ownership=donate\)"):
+    with pytest.raises(CompileError, match=r"not donated \(--set input.s.ownership=donate; in Py"):
         compiled(body, "output.new.alias=s")
     asked = compiled(body, "output.new.alias=s", "input.s.ownership=donate")
     assert asked.outputs[0].aliases_input == 0

@@ -255,7 +255,9 @@ def test_a_program_larger_than_the_device_is_out_of_memory_with_bytes_and_remedy
 
 def test_slots_too_large_for_dram_may_lie_on_the_host_as_the_error_says() -> None:
     graph = chain(1024, 1024, length=1)
-    with pytest.raises(OutOfMemoryError, match=r"--set SIDE\.SLOT\.space=host"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"--set SIDE\.SLOT\.space=host; in Python placement="
+    ):
         compiled(graph, machine=TINY)
     placement = [f"{slot}.space=host" for slot in ("input.x", "input.w", "output.0")]
     fits = compiled(graph, *placement, machine=TINY).program

@@ -89,7 +89,8 @@ TABLE: list[Row] = [
     ("load", "source", lambda w, v: stitch.load(v), ("str", "bytes")),
     ("load", "verify", lambda w, v: stitch.load(w.model.encode(), verify=v), ("str",)),
     ("open_device", "machine", lambda w, v: stitch.open_device(v), ("str",)),
-    ("open_device", "executor", lambda w, v: stitch.open_device("tiny", executor=v), ("None", "str")),
+    ("open_device", "executor", lambda w, v: stitch.open_device(
+        "tiny", executor=v), ("None", "str")),
     ("open_device", "threads", lambda w, v: stitch.open_device(
         "tiny", executor="onnxruntime", threads=v), ("None", "int")),
     ("open_device", "window", lambda w, v: stitch.open_device("tiny", window=v), ("int",)),

@@ -170,6 +170,11 @@ BAD: list[tuple[Any, Any, str]] = [
     (mlp(), {"x": {1: BATCH}}, "not the same for all sizes|refuses these examples|12"),
     (mlp(), {"x": None}, "names no axis"),
     (mlp(), [{0: BATCH}, None], "more elements than forward has arguments"),
+    (mlp(), [[None, stitch.Dim("n", 2, 20)]], "captured for n = 12 alone\n"),
+    (mlp(), [[BATCH, 13]], "and sizes of the example\n.*axis 1\n(?s:.*)got: 13"),
+    (mlp(), [[BATCH, BATCH]], "two sizes of 'batch'\n.*axis 1\n.*expected: 8\n.*got: 12"),
+    (mlp(), [[stitch.Dim("one", 8, 8)]], "has one size"),
+    (mlp(), {"x": {"0": BATCH}}, "axis '0' of 'x'"),
 ]  # fmt: skip
 
 

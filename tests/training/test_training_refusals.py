@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import CompileError, LayoutError, LinkError, TaskError, UsageError
+from stitch.errors import (
+    CompileError,
+    IncompatibleError,
+    LayoutError,
+    LinkError,
+    TaskError,
+    UsageError,
+)
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import InputKind
 from stitch.runtime import HookContext
@@ -273,3 +280,11 @@ def test_a_batch_of_other_inputs_is_refused_before_anything_runs() -> None:
     model = compiled()
     with pytest.raises(UsageError, match="one array for each input"):
         model()
+
+
+def test_a_training_for_another_machine_names_the_target_of_the_device() -> None:
+    model = compiled(target="tiny")
+    with stitch.open_device("host") as device:
+        with pytest.raises(IncompatibleError, match=r"compiled for 'tiny'.*has no") as caught:
+            model.start(device)
+        assert caught.value.remedy == "compile(..., target='host')"

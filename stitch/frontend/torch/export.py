@@ -7,6 +7,7 @@ import functools
 import inspect
 import io
 import logging
+import re
 import sys
 import threading
 import warnings
@@ -402,12 +403,19 @@ def _type_text(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
+def _in_our_words(violated: str) -> str:
+    """Return a constraint of torch.export without its names and options."""
+    constant = r"You marked (\S+) as dynamic but .* specialized it to be a constant \((\d+)\).*"
+    text = re.sub(constant, r"it is captured for \1 = \2 alone", violated.strip(" -"))
+    return re.sub(r"L\[('[^']*')\]\.size\(\)\[(\d+)\]", r"axis \2 of \1", text)
+
+
 def _explained(error: Exception, module: Any, is_dynamic: bool) -> StitchError:
     name = type(module).__name__
     text = f"{type(error).__name__}: {error}"
     line = failure_location(error)
     first = str(error).strip().partition("\n")[0]
-    violated = [part.strip(" -") for part in str(error).splitlines() if part.startswith("  - ")]
+    violated = [_in_our_words(p) for p in str(error).splitlines() if p.startswith("  - ")]
     if is_dynamic and violated:
         return CompileError(
             "the module is not the same for all sizes within the bounds: " + "; ".join(violated),

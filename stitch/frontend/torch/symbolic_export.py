@@ -21,6 +21,7 @@ from stitch.program import COMMON_HINT, MAX_SIZE, Dim, Expression, SymbolicSizes
 
 #: The smallest size that torch.export does not treat apart.
 LEAST_OF_TORCH = 2
+_EXAMPLE = '{0: stitch.Dim("batch", 1, 64)}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,13 @@ def dynamic_arguments(module: Any, call: Arguments, dynamic_shapes: Any) -> Dyna
                          expected=", ".join(bound), got=str(len(dynamic_shapes)))  # fmt: skip
     else:
         dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=False))
-    reader = _Reader({}, {})
+    reader = _Reader({}, {}, {})
     shapes = {
         name: reader.read(name, value, dynamic_shapes.get(name)) for name, value in bound.items()
     }
     if not reader.dims:
-        raise UsageError("dynamic_shapes= names no axis of a tensor")
+        raise UsageError("dynamic_shapes= names no axis of a tensor", expected=_EXAMPLE,
+                         got=repr(dynamic_shapes)[:80])  # fmt: skip
     leaves, tree = pytree.tree_flatten(call)
     axes = tuple(reader.axes.get(id(leaf), {}) for leaf in leaves)
     hints: dict[str, int] = {}
@@ -122,13 +124,15 @@ class _Reader:
     dims: dict[str, tuple[Dim, Any]]
     #: By the id of a tensor, its Dims by axis.
     axes: dict[int, dict[int, Dim]]
+    #: Sizes of the examples by the names of Dims.
+    sizes: dict[str, int]
 
     def read(self, where: str, value: Any, shapes: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._axes(where, value, shapes)
         if shapes is None:
             return pytree.tree_map(lambda _: None, value)
-        if isinstance(value, Mapping) and isinstance(shapes, Mapping):
+        if isinstance(value, Mapping) and isinstance(shapes, Mapping) and {*shapes} <= {*value}:
             return {k: self.read(f"{where}[{k!r}]", v, shapes.get(k)) for k, v in value.items()}
         is_listed = isinstance(value, list | tuple) and isinstance(shapes, list | tuple)
         if is_listed and len(value) == len(shapes):
@@ -137,8 +141,13 @@ class _Reader:
                 for i, (v, s) in enumerate(zip(value, shapes, strict=True))
             ]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        wanted = f"None, for an argument of type {type(value).__name__}"
+        if isinstance(value, Mapping):
+            wanted = f"a mapping with keys of {', '.join(map(repr, value))}"[:80]
+        elif isinstance(value, list | tuple):
+            wanted = f"a list or tuple of {len(value)}, an element for each of the argument"
         raise UsageError(f"dynamic_shapes= does not have the structure of argument {where!r}",
-                         got=repr(shapes)[:80])  # fmt: skip
+                         expected=wanted, got=repr(shapes)[:80])  # fmt: skip
 
     def _axes(self, where: str, tensor: Any, shapes: Any) -> Any:
         if shapes is None:
@@ -147,16 +156,18 @@ class _Reader:
             shapes = dict(enumerate(shapes))
         if not isinstance(shapes, Mapping):
             raise UsageError(f"dynamic_shapes= gives the axes of {where!r} as a mapping of axes to "
-                             "Dims", expected='{0: stitch.Dim("batch", 1, 64)}',
-                             got=repr(shapes)[:80])  # fmt: skip
+                             "Dims", expected=_EXAMPLE, got=repr(shapes)[:80])  # fmt: skip
         rank, found = tensor.ndim, dict[int, Any]()
         for axis, given in shapes.items():
-            if given is None or type(given) is int or given is torch.export.Dim.STATIC:
+            if given is None or given is torch.export.Dim.STATIC:
                 continue
             if not (type(axis) is int and -rank <= axis < rank):
                 raise UsageError(
-                    f"dynamic_shapes= names axis {axis} of {where!r}, which has {rank} axes"
+                    f"dynamic_shapes= names axis {axis!r} of {where!r}, which has {rank} axes",
+                    expected=f"whole numbers of {-rank} to {rank - 1}",
                 )
+            if type(given) is int and given == tensor.shape[axis]:
+                continue
             if axis % rank in found:
                 raise UsageError(f"dynamic_shapes= names axis {axis} of {where!r} twice")
             dim, found[axis % rank] = self._dim(f"{where}, axis {axis}", given)
@@ -165,6 +176,12 @@ class _Reader:
                 raise UsageError(
                     f"the example's size of {dim.name!r} is out of bounds", where=where,
                     expected=f"{dim.least} to {dim.most}", got=str(size),
+                )  # fmt: skip
+            if self.sizes.setdefault(dim.name, size) != size:
+                raise UsageError(
+                    f"the examples have two sizes of {dim.name!r}", where=f"{where}, axis {axis}",
+                    expected=str(self.sizes[dim.name]), got=str(size),
+                    remedy="pass examples that agree, or Dims of different names",
                 )  # fmt: skip
             self.axes.setdefault(id(tensor), {})[axis % rank] = dim
         return found or None
@@ -177,10 +194,14 @@ class _Reader:
             dim = Dim(given.__name__, max(int(given.min), 1), min(most, MAX_SIZE))
         else:
             raise UsageError(
-                "dynamic_shapes= takes Dims with a name and bounds", where=where,
+                "dynamic_shapes= takes Dims with a name and bounds, and sizes of the example",
+                where=where,
                 expected='stitch.Dim("batch", 1, 64) or torch.export.Dim("batch", min=1, max=64)',
                 got=repr(given)[:80],
             )  # fmt: skip
+        if dim.least == dim.most:
+            raise UsageError(f"Dim {dim.name!r} has one size", where=where, got=str(dim),
+                             remedy="leave the axis out of dynamic_shapes=")  # fmt: skip
         limit = None if dim.most == MAX_SIZE else dim.most
         # A Dim of torch with one size is refused: it says that the size is static.
         new = dim, torch.export.Dim(dim.name, min=dim.least, max=limit)

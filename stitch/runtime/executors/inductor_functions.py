@@ -264,12 +264,7 @@ def compiled_by_inductor(graph: Any, examples: Sequence[torch.Tensor]) -> Callab
 
 
 def explained(error: Exception) -> str:
-    """Return the first line of inductor's error, with the first one of a compiler, and what to do.
-
-    >>> print(explained(RuntimeError("C++ compile error\\n\\nf.cpp:1: error: no x\\nmore")))
-    C++ compile error; f.cpp:1: error: no x
-      try: ...
-    """
+    """Return the first line of inductor's error, with the first one of a compiler, and what to do."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     first, *others = str(error).splitlines() or [type(error).__name__]
