@@ -236,7 +236,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_sent() -> None:
             training.step([*good[:3], ({"z": good[0][0]["x"]}, good[0][1])])
         with pytest.raises(stitch.LinkError, match="'x' of micro-batch 3"):
             training.step([*good[:3], (np.zeros((3, 3), np.float32), good[0][1])])
-        twice = [tuple(np.concatenate([a, a]) for a in (x["x"], y)) for x, y in good]
+        twice = [(np.concatenate([x["x"]] * 2), np.concatenate([y] * 2)) for x, y in good]
         with pytest.raises(
             stitch.LinkError, match=r"'x' of micro-batch 0 .*\n.*expected: \[8, 16\]"
         ):

@@ -264,7 +264,7 @@ def compiled_by_inductor(graph: Any, examples: Sequence[torch.Tensor]) -> Callab
 
 
 def explained(error: Exception) -> str:
-    """Return the first line of inductor's error, with the first one of a compiler, and what to do."""
+    """Return the first line of inductor's error, the first one of a compiler, and a remedy."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     first, *others = str(error).splitlines() or [type(error).__name__]
