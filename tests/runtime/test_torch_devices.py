@@ -123,6 +123,16 @@ def test_an_executor_beside_the_device_is_refused(name: str) -> None:
         stitch.open_device("torch:cpu", executor=name)
 
 
+def test_hard_swish_of_huge_numbers_is_finite_as_by_numpy() -> None:
+    b = ComputationGraphBuilder("huge")
+    b.output("y", b.op("HardSwish", b.input("x", (8,), "float32")))
+    x = np.array([3e38, -3e38, 6e37, np.inf, -np.inf, np.nan, -2.5, 2.9], np.float32)
+    with stitch.open_device("torch:cpu") as device:
+        found = device.load(stitch.compile(b.build(), target="cuda"))(x).numpy()
+    wanted = [3e38, 0, 6e37, np.inf, np.nan, np.nan, -2.5 / 12, 2.9 * 5.9 / 6]
+    np.testing.assert_allclose(found, np.array(wanted, np.float32), rtol=1e-6)
+
+
 def rows_of(op: str) -> stitch.CompiledModel:
     b = ComputationGraphBuilder("words")
     rows = b.input("rows", (2, 3), "int64")

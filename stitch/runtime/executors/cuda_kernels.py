@@ -530,6 +530,14 @@ def _hard_sigmoid(call: TensorCall) -> Sequence[Thunk] | None:
     )  # fmt: skip
 
 
+def _hard_swish(call: TensorCall) -> Sequence[Thunk] | None:
+    if not call.is_floating:
+        return None
+    x, out = call.operands[0], call.results[0]
+    # PyTorch's own multiplies by x before it divides by 6: from 6e37 on its results are infinite.
+    return partial(_ATEN.hardsigmoid.out, x, out=out), partial(torch.mul, x, out, out=out)
+
+
 def _windows(call: TensorCall, x: torch.Tensor | None) -> Any:
     """Return kernel, strides, pads and dilations of a pooling; None if PyTorch has none such."""
     given = call.attributes
@@ -672,7 +680,7 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     ("", "GlobalAveragePool"): _mean_of_places,
     ("", "GroupNormalization"): _group,
     ("", "HardSigmoid"): _hard_sigmoid,
-    ("", "HardSwish"): _floating(_ATEN.hardswish.out),
+    ("", "HardSwish"): _hard_swish,
     ("", "InstanceNormalization"): _group,
     ("", "IsNaN"): _is_nan,
     ("", "LeakyRelu"): _floating(_ATEN.leaky_relu.out, "alpha"),
