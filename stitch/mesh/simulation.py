@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -87,15 +87,19 @@ class Timeline(Generic[K]):
 
 
 def simulate(
-    steps: Mapping[str, Sequence[Step[K]]], specification: MachineSpecification
-) -> Timeline[K]:
+    steps: Mapping[str, Sequence[Step[K]]], specification: MachineSpecification,
+    movement: Callable[[str, str, int], float] | None = None,
+) -> Timeline[K]:  # fmt: skip
     """Simulate the steps of each device, in their order.
+
+    Args:
+        movement: The seconds of so many bytes from one device to another; default: of its links.
 
     Raises:
         UsageError: A device is unknown, a step or value has two makers, or devices wait for each
             other.
     """
-    return _Simulation(steps, specification).run()
+    return _Simulation(steps, specification, movement).run()
 
 
 def _makers(steps: Mapping[str, Sequence[Step[K]]]) -> Mapping[Hashable, str]:
@@ -118,9 +122,10 @@ class _Simulation(Generic[K]):
     """One simulation. Events are ends of steps and arrivals of values."""
 
     def __init__(
-        self, steps: Mapping[str, Sequence[Step[K]]], specification: MachineSpecification
-    ) -> None:
-        self._specification = specification
+        self, steps: Mapping[str, Sequence[Step[K]]], specification: MachineSpecification,
+        movement: Callable[[str, str, int], float] | None,
+    ) -> None:  # fmt: skip
+        self._movement = movement or (lambda a, b, n: specification.link(a, b).seconds(n))
         self._waiting = {device: deque(order) for device, order in steps.items()}
         self._is_busy = dict.fromkeys(steps, False)
         self._ended: set[K] = set()
@@ -183,7 +188,7 @@ class _Simulation(Generic[K]):
         """Send a value as soon as its link is free."""
         ends = (source, target)
         start = max(time, self._link_free.get(ends, 0.0))
-        end = start + self._specification.link(*ends).seconds(nbytes)
+        end = start + self._movement(source, target, nbytes)
         self._link_free[ends] = end
         self._transfers.append(Transfer(value, source, target, nbytes, start, end))
         self._push(end, target, None, value)

@@ -8,12 +8,11 @@ from stitch.parallel.plan_search import Candidate, ModelCompilationResult, Searc
 from stitch.parallel.plans import Plan, plan_seconds
 from stitch.parallel.simulated_steps import simulate_plan
 from stitch.parallel.tensor_graph import divided_graph
-from stitch.parallel.tensor_search import TensorPlan, best_division
 from stitch.parallel.tensor_training import divided_stages
 
 __all__ = [
     "Candidate", "ModelCompilationResult", "ParallelComputationGraph", "ParallelShape", "Plan",
     "SearchResult", "SegmentCosts", "StageCost", "TensorMapping", "TensorPlacement",
-    "TensorPlan", "best_division", "divided_graph", "divided_stages", "lower", "optimize",
-    "plan_seconds", "replicated", "simulate_plan",
+    "divided_graph", "divided_stages", "lower", "optimize", "plan_seconds", "replicated",
+    "simulate_plan",
 ]  # fmt: skip

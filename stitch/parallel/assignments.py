@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import permutations
+from typing import Protocol, TypeVar
 
 from stitch.mesh import MachineSpecification
 
@@ -12,6 +13,41 @@ from stitch.mesh import MachineSpecification
 EXACT_DEVICES = 5
 #: Bytes by which links are compared.
 _PROBE = 1 << 20
+
+
+class Timed(Protocol):
+    """A plan with its seconds and its order of devices."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def order(self) -> tuple[str, ...]: ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+def fastest_order(
+    specification: MachineSpecification, used: int,
+    plan: Callable[[tuple[str, ...], float], T | None], limit: float,
+) -> T | None:  # fmt: skip
+    """Return the fastest plan of all orders of `used` devices that are tried.
+
+    Args:
+        plan: Returns the plan of an order that takes less than so many seconds, or None.
+        limit: The seconds that plans must be below.
+    """
+    best = None
+    for order in orders(specification, used):
+        best = plan(order, limit if best is None else best.seconds) or best
+    tried = None
+    while best is not None and best is not tried:
+        tried = best
+        choices = [tried.order, *exchanges(specification, tried.order)]
+        for order in different(specification, choices):
+            if order != tried.order:
+                best = plan(order, best.seconds) or best
+    return best
 
 
 def orders(specification: MachineSpecification, used: int) -> list[tuple[str, ...]]:

@@ -104,7 +104,7 @@ class SegmentCosts:
         segments = self.staged.stages
         self.count = len(segments)
         self.memory = StageMemory(segments, self.graph, options.spaces, options.recompute)
-        self._training = model, loss, optimizer, options
+        self.training = model, loss, optimizer, options
         #: Values in the home space in any interval: what is kept, gradients of parameters, and
         #: what backward passes read.
         self._far = {parameter.gradient for parameter in self.staged.parameters} | {
@@ -363,9 +363,9 @@ class SegmentCosts:
         ]  # fmt: skip
         if unsure:
             ends = [self.cuts[end - 1] for _, end in stages[:-1]]
-            staged = stages_of(*self._training, ends).stages
+            staged = stages_of(*self.training, ends).stages
             for k, machine in unsure:
-                self.memory.compile(*stages[k], machine, staged[k])
+                self.memory.compile(*stages[k], machine, [staged[k]])
         return all(
             self.memory.fits(first, end, machine, waiting[k])
             for k, (first, end) in enumerate(stages) for machine in machines[k]

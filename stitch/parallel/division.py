@@ -15,7 +15,6 @@ from stitch.errors import UsageError
 from stitch.graph import ComputationGraph
 from stitch.parallel.parallel_graph import ParallelComputationGraph, ParallelShape
 from stitch.parallel.plans import Plan
-from stitch.parallel.tensor_search import TensorPlan
 from stitch.program import ABSENT, InputKind, Operation, Space, Value, ValueType
 from stitch.training import home_space
 
@@ -54,28 +53,34 @@ def _of_batch(graph: ComputationGraph) -> set[int]:
     return found
 
 
-def replicated(graph: ComputationGraph, replicas: int) -> ParallelComputationGraph:
+def replicated(
+    graph: ComputationGraph | ParallelComputationGraph, replicas: int
+) -> ParallelComputationGraph:
     """Return the parallel graph of so many replicas, each of a micro-batch of `graph`.
 
     Raises:
         UsageError: The micro-batches of the graph cannot be laid side by side.
     """
+    if isinstance(graph, ComputationGraph):
+        graph = ParallelComputationGraph.whole(graph)
+    pcg, graph = graph, graph.graph
     if replicas == 1:
-        return ParallelComputationGraph.whole(graph)
+        return pcg
     if replicas < 1 or not can_replicate(graph):
         raise UsageError(
             f"graph {graph.name!r} has no {replicas} replicas", got="a value of the batch without "
             "an axis, an output that is none, or a state that forward replaces"
             if replicas > 0 else str(replicas), remedy="replicas=1",
         )  # fmt: skip
-    return _Replicas(graph, replicas).build()
+    return _Replicas(pcg, replicas).build()
 
 
 class _Replicas:
     """The parallel graph under construction."""
 
-    def __init__(self, graph: ComputationGraph, replicas: int) -> None:
-        self.graph, self.replicas = graph, replicas
+    def __init__(self, pcg: ParallelComputationGraph, replicas: int) -> None:
+        self.pcg, self.graph, self.replicas = pcg, pcg.graph, replicas
+        graph = self.graph
         self.batch = _of_batch(graph)
         kept = {slot.value for slot in graph.inputs} - self.batch
         #: Values that depend on parameters alone: equal in all replicas.
@@ -89,13 +94,14 @@ class _Replicas:
         self.shapes = [self._shape(i) for i in range(len(graph.values))]
 
     def _shape(self, index: int) -> ParallelShape:
-        kind = self.graph.values[index].type
+        shape, replicas = self.pcg.shapes[index], self.replicas
         if index in self.batch:
-            size, *rest = kind.shape
-            side_by_side = ValueType((size * self.replicas, *rest), kind.data_type)
-            return ParallelShape(side_by_side, (self.replicas, *(1,) * len(rest)))
-        shape = ParallelShape.whole(kind)
-        return replace(shape, copy_degree=self.replicas) if index in self.copied else shape
+            size, *rest = shape.type.shape
+            side_by_side = ValueType((size * replicas, *rest), shape.type.data_type)
+            first, *others = shape.degrees
+            return replace(shape, type=side_by_side, degrees=(first * replicas, *others))
+        copies = replicas if index in self.copied else 1
+        return replace(shape, copy_degree=shape.copy_degree * copies)
 
     def _whole(self, index: int, name: str) -> int:
         """Add a whole value of the type of a divided one."""
@@ -140,17 +146,17 @@ class _Replicas:
         return ParallelComputationGraph(divided_graph, tuple(self.shapes), degree)
 
 
-def tensor_mapping(pcg: ParallelComputationGraph, plan: Plan | TensorPlan) -> TensorMapping:
+def tensor_mapping(pcg: ParallelComputationGraph, plan: Plan) -> TensorMapping:
     """Return the placement of each value of a plan's parallel graph.
 
     A value of one shard is on the first replica's device. Parameters are where they are read first.
     """
     graph, costs = pcg.graph, plan.costs
-    if isinstance(plan, TensorPlan):
-        machine = costs.specification.devices[plan.devices[0]].machine
+    if plan.degree > 1:
+        machine = costs.specification.devices[plan.order[0]].machine
         return {
             value.name: TensorPlacement(
-                plan.devices[: shape.count], costs.spaces.get(value.name, home_space(machine))
+                _shard_devices(plan, shape), costs.spaces.get(value.name, home_space(machine))
             )
             for value, shape in zip(graph.values, pcg.shapes, strict=True)
         }
@@ -176,3 +182,10 @@ def tensor_mapping(pcg: ParallelComputationGraph, plan: Plan | TensorPlan) -> Te
         space = costs.spaces.get(name, home_space(machine))
         mapping[value.name] = TensorPlacement(devices, space)
     return mapping
+
+
+def _shard_devices(plan: Plan, shape: ParallelShape) -> tuple[str, ...]:
+    """Return the devices of the shards of a value of a plan that divides weights."""
+    if shape.count == plan.replicas < len(plan.order):  # Whole, in each replica.
+        return plan.devices(0)
+    return plan.order[: shape.count]

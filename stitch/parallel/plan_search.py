@@ -15,14 +15,14 @@ from stitch.graph import ComputationGraph
 from stitch.html_table import html_table
 from stitch.machine import Machine
 from stitch.mesh import MachineSpecification, ParallelOptions, specification_of
-from stitch.parallel.assignments import different, exchanges, orders
+from stitch.parallel.assignments import fastest_order
 from stitch.parallel.costs import SegmentCosts
 from stitch.parallel.division import TensorMapping, can_replicate, replicated, tensor_mapping
 from stitch.parallel.parallel_graph import ParallelComputationGraph
 from stitch.parallel.plans import Plan, best_stages, shapes_of
+from stitch.parallel.simulated_steps import PricedStages
 from stitch.parallel.tensor_graph import divided_graph
-from stitch.parallel.tensor_search import TensorPlan, best_division
-from stitch.parallel.tensor_training import divided_stages
+from stitch.parallel.tensor_search import DividedPlans
 from stitch.program import InputKind, Space
 from stitch.training import (
     KEPT_KINDS,
@@ -30,7 +30,6 @@ from stitch.training import (
     AlgorithmConfig,
     CostEstimator,
     CostValues,
-    Optimizer,
     PlacementResult,
     ProgramEstimator,
     SearchSolution,
@@ -38,36 +37,36 @@ from stitch.training import (
     Trainable,
     as_trainable,
     check_algorithm,
-    compile_stage,
     home_space,
     place_training,
 )
 
-#: How much more than its estimate a plan that divides weights may need.
-_MARGIN = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A kind of plan that a search has looked at: its best estimate, None if none fits."""
+    """A kind of plan that a search has looked at.
+
+    `seconds`: the best estimate; None if none fits, or if `at_least` is more than another kind
+    needs. `at_least`: a lower bound of plans that divide weights. `tensor`: the devices of each
+    replica among which weights are divided.
+    """
 
     replicas: int
     stages: int
     schedule: str
     recompute: str
     seconds: float | None
-    #: The devices among which weights are divided, and a lower bound where the search is no longer
-    #: exact.
     tensor: int = 1
     at_least: float | None = None
 
     def text(self) -> str:
         """Return the microseconds."""
         if self.seconds is None:
-            return "does not fit"
+            found = "does not fit" if self.at_least is None else "slower"
+        else:
+            found = f"{self.seconds * 1e6:.1f}"
         is_exact = self.at_least in (None, self.seconds)
-        bound = "" if is_exact else f" (at least {(self.at_least or 0.0) * 1e6:.1f})"
-        return f"{self.seconds * 1e6:.1f}{bound}"
+        return found if is_exact else f"{found} (at least {(self.at_least or 0.0) * 1e6:.1f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class SearchResult:
         solution: What was chosen.
         cost_values: The estimate. `seconds` is one step with `solution.micro_batches`.
         candidates: All kinds of plans, fastest first.
-        plan: The `Plan` itself, or the `TensorPlan`, for `stitch.parallel.simulate_plan`.
+        plan: The `Plan` itself, for `stitch.parallel.simulate_plan`.
     """
 
     pcg: ParallelComputationGraph
@@ -88,7 +87,7 @@ class SearchResult:
     solution: SearchSolution
     cost_values: CostValues
     candidates: tuple[Candidate, ...]
-    plan: Any
+    plan: Plan
 
     @property
     def parallel(self) -> ParallelOptions:
@@ -103,14 +102,13 @@ class SearchResult:
     @property
     def specification(self) -> MachineSpecification:
         """The machine specification with its devices in the order of the plan."""
-        specification: MachineSpecification = self.plan.specification
-        return specification
+        return self.plan.specification
 
     def text(self) -> str:
         """Return the best plan of each number of replicas, stages and shards, fastest first."""
         lines = [" ".join(row) for row in self._rows()]
         return "\n".join(
-            ["replicas x stages, or / shards of weights: schedule, recompute, us", *lines]
+            ["replicas x stages (/ shards of weights): schedule, recompute, us", *lines]
         )
 
     def _rows(self) -> list[tuple[str, ...]]:
@@ -118,14 +116,15 @@ class SearchResult:
         rows: list[tuple[str, ...]] = []
         for one in self.candidates:
             if best[one.replicas, one.stages, one.tensor] is one:
-                shape = f"{one.replicas} x {one.stages}:" if one.tensor == 1 else f"/ {one.tensor}:"
+                shards = "" if one.tensor == 1 else f" / {one.tensor}"
+                shape = f"{one.replicas} x {one.stages}{shards}:"
                 rows.append((shape, one.schedule, one.recompute, one.text()))
         return rows
 
     def _repr_html_(self) -> str:
         return html_table(
             f"{self.solution.algorithm}: {self.cost_values.seconds * 1e6:.1f} us for a step",
-            ("replicas x stages, or / shards", "schedule", "recompute", "us"), self._rows(),
+            ("replicas x stages (/ shards)", "schedule", "recompute", "us"), self._rows(),
         )  # fmt: skip
 
 
@@ -228,12 +227,11 @@ def _search(
     config: AlgorithmConfig,
 ) -> SearchResult:  # fmt: skip
     check_algorithm(config.algorithm, PARALLEL_ALGORITHMS)
-    if config.algorithm == "tensor":
-        return _divided(model, specification, estimator, config)
-    count = len(specification.devices)
-    asked = config.options
-    steps = asked.accumulation_steps if asked.accumulation_steps > 1 else count
-    kinds = ("none", "all") if asked.recompute == "none" else (asked.recompute,)
+    asked, is_tensor = config.options, config.algorithm == "tensor"
+    # All devices with shards work on one micro-batch, so a step needs no more than one.
+    steps = 1 if is_tensor else len(specification.devices)
+    steps = asked.accumulation_steps if asked.accumulation_steps > 1 else steps
+    kinds = ("none", "all") if asked.recompute == "none" and not is_tensor else (asked.recompute,)
     wanted: list[_Kind] = []
     searched: list[SegmentCosts] = []
     for recompute in kinds:
@@ -242,8 +240,8 @@ def _search(
             model, config.loss, config.optimizer, options, specification, estimator
         )
         searched.append(costs)
-        shapes = shapes_of(config.algorithm, count, steps, costs.count)
-        if not can_replicate(costs.graph):
+        shapes = shapes_of(config.algorithm, len(specification.devices), steps, costs.count)
+        if shapes and not can_replicate(costs.graph):
             shapes = [shape for shape in shapes if shape[0] == 1]
             if not shapes:
                 raise UsageError(
@@ -252,77 +250,61 @@ def _search(
                 )  # fmt: skip
         wanted += [_Kind(costs, *shape, steps) for shape in shapes]
     best, candidates = _fastest(wanted)
+    if config.algorithm in ("search", "tensor"):
+        replicas = 1 if is_tensor or not can_replicate(costs.graph) else steps
+        best, divided, refusal = _divided(searched[0], best, steps, replicas)
+        candidates += divided
+        if best is None and is_tensor:
+            raise refusal or _no_division(costs, [one.tensor for one in divided], steps)
     if best is None:
         raise _refusal(searched[-1], shapes, steps, config)
-    pcg = replicated(best.costs.graph, best.replicas)
+    candidates.sort(key=lambda one: (one.seconds is None, one.seconds or one.at_least or 0.0))
+    graph = best.costs.graph
+    whole = (
+        ParallelComputationGraph.whole(graph)
+        if best.degree == 1
+        else (divided_graph(graph, best.degree, best.axes))
+    )
+    pcg = replicated(whole, best.replicas)
     solution = SearchSolution(
-        config.algorithm, best.costs.recompute, best.cuts, best.replicas, best.schedule, steps
-    )
-    return SearchResult(
-        pcg, tensor_mapping(pcg, best), solution, _cost_values(best), candidates, best
-    )
-
-
-def _divided(
-    model: Trainable, specification: MachineSpecification, estimator: CostEstimator,
-    config: AlgorithmConfig,
-) -> SearchResult:  # fmt: skip
-    """Return the best plan that divides weights."""
-    # All devices work on one micro-batch, so a step needs no more than one.
-    asked, steps = config.options, config.options.accumulation_steps
-    costs = SegmentCosts(model, config.loss, config.optimizer, asked, specification, estimator)
-    sizes = {
-        size for i, slot in enumerate(costs.graph.inputs) if slot.kind is InputKind.PARAMETER
-        for size in costs.graph.input_type(i).shape
-    }  # fmt: skip
-    count = len(specification.devices)
-    degrees = [d for d in range(2, count + 1) if any(size % d == 0 for size in sizes)]
-    plans = [best_division(costs, config.optimizer, degree, steps) for degree in degrees]
-    best, refused = None, None
-    while best is None and any(plans):
-        best = min(filter(None, plans), key=lambda plan: plan.seconds)
-        try:
-            _check_stages(best, model, config)
-        except (CompileError, OutOfMemoryError) as error:
-            error.remedy = "parallel={'tensor': 2, 'divide': ...} by other weights than " + (
-                ", ".join(best.axes) + ", or algorithm='search'"
-            )
-            plans[plans.index(best)] = best = None
-            refused = refused or error
-    if best is None:
-        raise refused or _no_division(costs, config.optimizer, degrees, steps)
-    candidates = [
-        Candidate(1, 1, "1f1b", asked.recompute, None, degree) if plan is None
-        else Candidate(1, 1, "1f1b", asked.recompute, plan.seconds, degree, plan.at_least)
-        for degree, plan in zip(degrees, plans, strict=True)
-    ]  # fmt: skip
-    candidates.sort(key=lambda one: (one.seconds is None, one.seconds or 0.0))
-    pcg = divided_graph(costs.graph, best.degree, best.axes)
-    solution = SearchSolution(
-        "tensor", asked.recompute, micro_batches=steps, tensor=best.degree, divide=best.axes
-    )
+        config.algorithm, best.costs.recompute, best.cuts, best.replicas, best.schedule, steps,
+        best.degree, best.axes,
+    )  # fmt: skip
     return SearchResult(
         pcg, tensor_mapping(pcg, best), solution, _cost_values(best), tuple(candidates), best
     )
 
 
-def _check_stages(plan: TensorPlan, model: Trainable, config: AlgorithmConfig) -> None:
-    """Raise `CompileError` if a plan has no stages, `OutOfMemoryError` if a program does not fit.
-
-    Programs are compiled where the estimate does not make sure that they fit.
-    """
-    parallel = ParallelOptions(
-        1, "1f1b", 1, plan.micro_batches, tensor=plan.degree, divide=dict(plan.axes)
-    )
-    divided = divided_stages(model, config.loss, config.optimizer, config.options, parallel)
-    for stage, at in zip(divided.staged.stages, divided.devices, strict=True):
-        machine = plan.specification.devices[plan.devices[at]].machine
-        if _MARGIN * plan.nbytes[at > 0] > machine.shape.space(home_space(machine)).capacity:
-            compile_stage(stage, machine, config.options.spaces)
+def _divided(
+    costs: SegmentCosts, best: Plan | None, steps: int, most_replicas: int
+) -> tuple[Plan | None, list[Candidate], CompileError | None]:
+    """Return the fastest plan, also of those that divide weights, the best of each kind of these,
+    and the error of the first whose stages cannot be cut."""
+    sizes = {
+        size for i, slot in enumerate(costs.graph.inputs) if slot.kind is InputKind.PARAMETER
+        for size in costs.graph.input_type(i).shape
+    }  # fmt: skip
+    candidates, refusal, count = [], None, len(costs.specification.devices)
+    for degree in [d for d in range(2, count + 1) if any(size % d == 0 for size in sizes)]:
+        most = min(most_replicas, count // degree)
+        numbers = [replicas for replicas in range(1, most + 1) if steps % replicas == 0]
+        limit = math.inf if best is None else best.seconds
+        plans = DividedPlans(costs, degree, steps // numbers[-1], limit)
+        for replicas in numbers:
+            limit = math.inf if best is None else best.seconds
+            found, at_least = plans.best(replicas, steps, limit)
+            best = found or best
+            seconds = None if found is None else found.seconds
+            bound = None if math.isinf(at_least) else at_least
+            candidates.append(
+                Candidate(replicas, 1, "1f1b", costs.recompute, seconds, degree, bound)
+            )
+        refusal = refusal or plans.refusal
+    return best, candidates, refusal
 
 
 def _no_division(
-    costs: SegmentCosts, optimizer: Optimizer, degrees: Sequence[int], steps: int
+    costs: SegmentCosts, degrees: Sequence[int], steps: int
 ) -> UsageError | OutOfMemoryError:
     """Return the error if no weights can be divided."""
     count = len(costs.specification.devices)
@@ -331,17 +313,17 @@ def _no_division(
             "weights are divided among two or more devices", got="one device",
             remedy="devices=2, or an algorithm without devices=",
         )  # fmt: skip
+    # The plan with the most shards needs least on most devices.
+    for degree in reversed(degrees):
+        plan, _ = DividedPlans(costs, degree, steps, within_memory=False).best(1, steps)
+        if plan is not None:
+            return _too_small(plan, "tensor", f"the most shards: {degree}", "a smaller batch")
     if costs.missing_links:
         links = ", ".join(f"{a} -> {b}" for a, b in sorted(costs.missing_links))
         return UsageError(
             "plans that divide weights need links that the machine specification does not have",
             got=f"no link {links}", remedy="describe them under links:",
         )  # fmt: skip
-    # The plan with the most shards needs least on most devices.
-    for degree in reversed(degrees):
-        plan = best_division(costs, optimizer, degree, steps, within_memory=False)
-        if plan is not None:
-            return _too_small(plan)
     return UsageError(
         f"no weights of graph {costs.graph.name!r} can be divided among {count} devices",
         expected="a product whose weight has an axis that a number of devices divides",
@@ -350,26 +332,19 @@ def _no_division(
     )
 
 
-def _too_small(plan: TensorPlan) -> OutOfMemoryError:
-    """Return the error of a plan that divides weights and does not fit."""
-    lines = []
-    for at, name in enumerate(plan.devices):
-        machine, nbytes = plan.costs.specification.devices[name].machine, plan.nbytes[at > 0]
-        space = home_space(machine)
-        if nbytes > machine.shape.space(space).capacity:
-            lines.append(_shortage(name, machine, space, nbytes))
+def _too_small(plan: Plan, algorithm: str, what: str, *remedies: str) -> OutOfMemoryError:
+    """Return the error of a plan that does not fit."""
+    lines = [
+        f"{device!r} ({machine.name}) needs {nbytes} B per bank of {space.value}, "
+        f"{machine.shape.space(space).capacity} B are free"
+        for device, machine, needed in _needed(plan) for space, nbytes in needed.items()
+        if nbytes > machine.shape.space(space).capacity
+    ]  # fmt: skip
     return OutOfMemoryError(
-        "no plan of 'tensor' fits the devices: " + "; ".join(lines),
+        f"no plan of {algorithm!r} fits the devices: " + "; ".join(lines),
         where=f"graph {plan.costs.graph.name!r} on {plan.costs.specification.name!r}",
-        got=f"the plan with the most shards: {plan.degree}",
-        remedy="more devices or larger machines, or a smaller batch",
-    )
-
-
-def _shortage(device: str, machine: Machine, space: Space, nbytes: int) -> str:
-    free = machine.shape.space(space).capacity
-    return (
-        f"{device!r} ({machine.name}) needs {nbytes} B per bank of {space.value}, {free} B are free"
+        got=f"the plan with {what}",
+        remedy=", or ".join(("more devices or larger machines", *remedies)),
     )
 
 
@@ -384,33 +359,19 @@ class _Kind(NamedTuple):
 
     def best(self, *, within_memory: bool = True) -> Plan | None:
         """Return the fastest plan of all orders of devices that are tried."""
-        specification, best = self.costs.specification, None
 
-        def consider(order: Sequence[str]) -> bool:
-            nonlocal best
-            limit = math.inf if best is None else best.seconds
-            plan = best_stages(
+        def plan(order: tuple[str, ...], limit: float) -> Plan | None:
+            return best_stages(
                 self.costs, self.stages, self.replicas, self.schedule, self.micro_batches, limit,
                 order=order, within_memory=within_memory,
             )  # fmt: skip
-            best = plan or best
-            return plan is not None
 
-        for order in orders(specification, self.replicas * self.stages):
-            consider(order)
-        while best is not None and any(
-            consider(order)
-            for order in different(
-                specification, [best.order, *exchanges(specification, best.order)]
-            )
-            if order != best.order
-        ):
-            pass
-        return best
+        used = self.replicas * self.stages
+        return fastest_order(self.costs.specification, used, plan, math.inf)
 
 
-def _fastest(kinds: Sequence[_Kind]) -> tuple[Plan | None, tuple[Candidate, ...]]:
-    """Return the fastest plan whose programs fit, and the best of each kind, fastest first.
+def _fastest(kinds: Sequence[_Kind]) -> tuple[Plan | None, list[Candidate]]:
+    """Return the fastest plan whose programs fit, and the best of each kind.
 
     The bound of memory is never too high, so a plan that is compiled and does not fit is followed
     by the best of its kind with what is known then.
@@ -432,8 +393,7 @@ def _fastest(kinds: Sequence[_Kind]) -> tuple[Plan | None, tuple[Candidate, ...]
         )
         for kind, plan in zip(kinds, plans, strict=True)
     ]  # fmt: skip
-    candidates.sort(key=lambda one: (one.seconds is None, one.seconds or 0.0))
-    return best, tuple(candidates)
+    return best, candidates
 
 
 def _seconds(plan: Plan | None) -> float:
@@ -442,6 +402,8 @@ def _seconds(plan: Plan | None) -> float:
 
 def _needed(plan: Plan) -> list[tuple[str, Machine, dict[Space, int]]]:
     """Return what each device of a plan needs, in bytes per bank by space."""
+    if plan.degree > 1:
+        return PricedStages(plan.costs, (), plan.degree, plan.axes).needed(plan)
     return [
         (device, machine, plan.costs.memory.needed(first, end, machine, plan.waiting[k]))
         for k, (first, end) in enumerate(plan.stages)
@@ -449,13 +411,7 @@ def _needed(plan: Plan) -> list[tuple[str, Machine, dict[Space, int]]]:
     ]
 
 
-def _cost_values(plan: Plan | TensorPlan) -> CostValues:
-    if isinstance(plan, TensorPlan):
-        first, *others = [plan.costs.specification.devices[d].machine for d in plan.devices]
-        banks = [each.shape.space(home_space(each)).banks for each in (first, *others)]
-        return CostValues(
-            plan.seconds, 0, max(banks[0] * plan.nbytes[0], max(banks[1:]) * plan.nbytes[1])
-        )
+def _cost_values(plan: Plan) -> CostValues:
     l1, home = [], []
     for _, machine, needed in _needed(plan):
         space = home_space(machine)
@@ -469,27 +425,18 @@ def _refusal(
     config: AlgorithmConfig,
 ) -> UsageError | OutOfMemoryError:  # fmt: skip
     """Return the error if no plan is possible."""
-    name = f"graph {costs.graph.name!r} on {costs.specification.name!r}"
     # The plan with the most stages needs least on each device.
     replicas, stages, schedule = max(shapes, key=lambda shape: shape[1] - (shape[2] == "gpipe"))
     plan = _Kind(costs, replicas, stages, schedule, steps).best(within_memory=False)
     if plan is None:
         links = ", ".join(f"{a} -> {b}" for a, b in sorted(costs.missing_links))
         return UsageError(
-            "all plans need links that the machine specification does not have", where=name,
+            "all plans need links that the machine specification does not have",
+            where=f"graph {costs.graph.name!r} on {costs.specification.name!r}",
             got=f"no link {links}", remedy="describe them under links:",
         )  # fmt: skip
-    lines = []
-    for device, machine, needed in _needed(plan):
-        for space, nbytes in needed.items():
-            if nbytes > machine.shape.space(space).capacity:
-                lines.append(_shortage(device, machine, space, nbytes))
-    remedies = ["more devices or larger machines", "a smaller batch"]
+    remedies = ["a smaller batch"]
     if config.options.recompute == "none":
         remedies.append("fewer accumulation_steps")
-    return OutOfMemoryError(
-        f"no plan of {config.algorithm!r} fits the devices: " + "; ".join(lines), where=name,
-        got=f"the plan with the most stages: {replicas} x {stages}, {schedule}, recompute "
-        f"{costs.recompute}",
-        remedy=", or ".join(remedies),
-    )  # fmt: skip
+    shape = f"{replicas} x {stages}, {schedule}, recompute {costs.recompute}"
+    return _too_small(plan, config.algorithm, f"the most stages: {shape}", *remedies)

@@ -17,8 +17,8 @@ that keeps the undominated ones is exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from stitch.machine import Machine
@@ -30,7 +30,7 @@ SCHEDULES = ("1f1b", "gpipe")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Stages, replicas and schedule of a training.
+    """Stages or shards, replicas and schedule of a training.
 
     Attributes:
         costs: The segments of the stages, with the kind of recomputation.
@@ -40,6 +40,9 @@ class Plan:
         schedule: `1f1b` or `gpipe`.
         micro_batches: Those of a step, of all replicas together.
         seconds: The estimated seconds of a step.
+        degree: The devices of each replica among which weights are divided; then there is one
+            stage.
+        axes: The axis of each divided weight by name.
     """
 
     costs: SegmentCosts
@@ -49,6 +52,8 @@ class Plan:
     schedule: str
     micro_batches: int
     seconds: float
+    degree: int = 1
+    axes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def stages(self) -> tuple[tuple[int, int], ...]:
@@ -60,9 +65,14 @@ class Plan:
         """The nodes after which stages end."""
         return tuple([self.costs.cuts[end - 1] for end in self.ends[:-1]])
 
-    def devices(self, stage: int) -> tuple[str, ...]:
-        """Return the device of a stage in each replica."""
-        return devices_of(self.order, self.replicas, len(self.ends), stage)
+    @property
+    def places(self) -> int:
+        """The number of devices of a replica: of its stages, or of the shards of its weights."""
+        return len(self.ends) * self.degree
+
+    def devices(self, place: int) -> tuple[str, ...]:
+        """Return the device of a stage or shard in each replica."""
+        return devices_of(self.order, self.replicas, self.places, place)
 
     @property
     def specification(self) -> MachineSpecification:
@@ -79,11 +89,11 @@ class Plan:
 
     @property
     def machines(self) -> tuple[tuple[Machine, ...], ...]:
-        """The machines of the replicas of each stage."""
+        """The machines of the replicas of each stage or shard."""
         entries = self.costs.specification.devices
         return tuple([
             tuple([entries[device].machine for device in self.devices(k)])
-            for k in range(len(self.ends))
+            for k in range(self.places)
         ])  # fmt: skip
 
 
@@ -231,8 +241,10 @@ def shapes_of(
     """Return the numbers of replicas and stages, and the schedules, that an algorithm tries.
 
     `data_parallel` takes as many replicas as divide the micro-batches, `pipeline` one replica,
-    `search` all.
+    `search` all, `tensor` none.
     """
+    if algorithm == "tensor":
+        return []
     possible = [r for r in range(1, devices + 1) if micro_batches % r == 0]
     if algorithm == "data_parallel":
         return [(possible[-1], 1, "1f1b")]

@@ -59,15 +59,21 @@ class _Needs(NamedTuple):
 
 
 class StageMemory:
-    """The memory of the intervals of segments of a training."""
+    """The memory of the intervals of segments of a training.
+
+    Args:
+        is_merged: The segments of an interval have the programs of one stage; else each has its
+            own, which run one after the other.
+    """
 
     def __init__(
         self, segments: Sequence[Stage[ComputationGraph]], graph: ComputationGraph,
-        spaces: Mapping[str, Space], recompute: str,
+        spaces: Mapping[str, Space], recompute: str, *, is_merged: bool = True,
     ) -> None:  # fmt: skip
         self._segments, self._spaces, self._recompute = segments, spaces, recompute
+        self._is_merged = is_merged
         self._batch = {slot.name for slot in graph.inputs if slot.kind not in KEPT_KINDS}
-        self._bounds: dict[Machine, dict[tuple[int, int], _Needs]] = {}
+        self._bounds: dict[tuple[int, int, Machine], _Needs] = {}
         self._compiled: dict[tuple[int, int, Machine], _Needs] = {}
         self._values = [
             sum(value.type.nbytes for _, each in segment.in_order if each for value in each.values)
@@ -77,10 +83,26 @@ class StageMemory:
     def needed(self, first: int, end: int, machine: Machine, micro_batches: int) -> Bytes:
         """Return the bytes per bank by space that a stage needs on a machine: a lower bound, or
         what was compiled."""
-        if machine not in self._bounds:
-            self._bounds[machine] = self._bounds_of_all(machine)
-        needs = self._compiled.get((first, end, machine)) or self._bounds[machine][first, end]
+        needs = self._compiled.get((first, end, machine)) or self._bound(first, end, machine)
         return needs.total(micro_batches)
+
+    def _bound(self, first: int, end: int, machine: Machine) -> _Needs:
+        """Return a lower bound of what an interval needs."""
+        if (first, end, machine) not in self._bounds:
+            self._bounds |= self._bounds_from(first, machine)
+        needs = self._bounds[first, end, machine]
+        if self._is_merged or end == first + 1:
+            return needs
+        single = [self._bound(k, k + 1, machine) for k in range(first, end)]
+
+        def most(each: Sequence[Bytes]) -> Bytes:
+            return {space: max(sizes[space] for sizes in each) for space in needs.kept}
+
+        return needs._replace(
+            passing=most([each.passing for each in single]),
+            adding=most([each.adding for each in single]),
+            updating=most([each.updating for each in single]),
+        )
 
     def fits(self, first: int, end: int, machine: Machine, micro_batches: int) -> bool:
         """Return whether a stage fits each space of a machine, as far as is known."""
@@ -99,13 +121,17 @@ class StageMemory:
         )
 
     def compile(
-        self, first: int, end: int, machine: Machine, stage: Stage[ComputationGraph]
+        self, first: int, end: int, machine: Machine, stages: Sequence[Stage[ComputationGraph]]
     ) -> None:
-        """Learn the needs of a stage from its programs."""
-        compiled = compile_stage(stage, replace(machine, shape=_roomy(machine)), self._spaces)
-        kept = set(_persistent(stage))
-        waits = _entering(stage) if self._recompute == "all" else set(_saved(stage))
-        waits = {name.removeprefix(_SAVED) for name in waits}
+        """Learn the needs of an interval from the programs of its stages."""
+        roomy = replace(machine, shape=_roomy(machine))
+        compiled = [compile_stage(stage, roomy, self._spaces) for stage in stages]
+        backward = {id(each.backward) for each in compiled}
+        kept = {name for stage in stages for name in _persistent(stage)}
+        waits = {
+            name.removeprefix(_SAVED) for stage in stages
+            for name in (_entering(stage) if self._recompute == "all" else _saved(stage))
+        }  # fmt: skip
         zero = dict.fromkeys(machine.shape.spaces, 0)
         alone = dict(zero)
         sizes: dict[str, tuple[Space, int]] = {}
@@ -122,13 +148,14 @@ class StageMemory:
                 plain = name.removeprefix(_SAVED)
                 if plain in waits or (is_input and name in kept):
                     sizes[plain] = demand.space, demand.size_per_bank
-                elif not (name in kept and program is compiled.backward):
+                elif not (name in kept and id(program) in backward):
                     beside[demand.space] += demand.size_per_bank
             for space, nbytes in whole.items():
                 alone[space] = max(alone[space], nbytes)
             return beside
 
-        def most(*programs: Program | None) -> Bytes:
+        def most(*roles: str) -> Bytes:
+            programs = [getattr(each, role) for each in compiled for role in roles]
             found = [wants(program) for program in programs if program is not None]
             return {space: max((each[space] for each in found), default=0) for space in zero}
 
@@ -139,16 +166,17 @@ class StageMemory:
                 for space in zero
             }  # fmt: skip
 
-        passing = most(compiled.forward, compiled.loss, compiled.backward)
-        adding = most(compiled.accumulation)
-        updating = most(compiled.squares, compiled.update)
+        passing = most("forward", "loss", "backward")
+        adding = most("accumulation")
+        updating = most("squares", "update")
         self._compiled[first, end, machine] = _Needs(
             total(kept), total(waits - kept), passing, adding, updating, alone
         )
 
-    def _bounds_of_all(self, machine: Machine) -> dict[tuple[int, int], _Needs]:
+    def _bounds_from(self, first: int, machine: Machine) -> dict[tuple[int, int, Machine], _Needs]:
+        """Return the bounds of all intervals that begin with a segment."""
         home = home_space(machine)
-        found: dict[tuple[int, int], _Needs] = {}
+        found: dict[tuple[int, int, Machine], _Needs] = {}
         sizes: dict[tuple[ValueType, Space], int] = {}
         zero = dict.fromkeys(machine.shape.spaces, 0)
 
@@ -168,28 +196,27 @@ class StageMemory:
                     sums[space] += size(kind, space)
             return sums
 
-        for first in range(len(self._segments)):
-            names: list[dict[str, ValueType]] = [{} for _ in range(5)]
-            sums = [zero] * 5
-            for index in range(first, len(self._segments)):
-                segment = self._segments[index]
-                kinds, read = types(segment.forward), {
-                    each.slot for each in segment.arriving if each.source < first
-                }  # fmt: skip
-                new = segment.update
-                sums = [add(*each) for each in zip(sums, names, (
-                    _persistent(segment),
-                    saved_types(segment),
-                    {n: kind for n, kind in kinds.items() if n in self._batch | read},
-                    {p.gradient: p.type for p in segment.parameters},
-                    {s.name: new.output_type(i) for i, s in enumerate(new.outputs)} if new else {},
-                ), strict=True)]  # fmt: skip
-                kept, saved, entering, gradients, updated = sums
-                waiting = entering if self._recompute == "all" else saved
-                others = {n: kind for n, kind in names[2].items() if n not in names[1]}
-                passing = zero if self._recompute == "all" else add(zero, {}, others)
-                added = {space: 2 * n for space, n in gradients.items()}
-                found[first, index + 1] = _Needs(kept, waiting, passing, added, updated, zero)
+        names: list[dict[str, ValueType]] = [{} for _ in range(5)]
+        sums = [zero] * 5
+        for index in range(first, len(self._segments)):
+            segment = self._segments[index]
+            kinds, read = types(segment.forward), {
+                each.slot for each in segment.arriving if each.source < first
+            }  # fmt: skip
+            new = segment.update
+            sums = [add(*each) for each in zip(sums, names, (
+                _persistent(segment),
+                saved_types(segment),
+                {n: kind for n, kind in kinds.items() if n in self._batch | read},
+                {p.gradient: p.type for p in segment.parameters},
+                {s.name: new.output_type(i) for i, s in enumerate(new.outputs)} if new else {},
+            ), strict=True)]  # fmt: skip
+            kept, saved, entering, gradients, updated = sums
+            waiting = entering if self._recompute == "all" else saved
+            others = {n: kind for n, kind in names[2].items() if n not in names[1]}
+            passing = zero if self._recompute == "all" else add(zero, {}, others)
+            added = {space: 2 * n for space, n in gradients.items()}
+            found[first, index + 1, machine] = _Needs(kept, waiting, passing, added, updated, zero)
         return found
 
 

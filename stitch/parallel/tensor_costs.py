@@ -1,8 +1,8 @@
-"""What the operations of a divided training cost: seconds of a micro-batch, of the update, bytes.
+"""What guides the search for weights to divide: a sum over the operations of a training.
 
-Costs are added up, operation by operation. The devices of a group compute the same on their shards
-at the same time; the first one also computes what is whole. What programs cost beside their
-operations is counted where values are sent, because a stage ends there.
+The devices of a group compute the same on their shards at the same time; the first one also
+computes what is whole. Programs, links and the order in which devices wait for one another are
+left to the estimate (`PricedStages`). Of different machines and links the fastest count.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,6 @@ from stitch.program import (
     ValueType,
 )
 from stitch.training import (
-    Optimizer,
     Parameter,
     PlacedSlots,
     accumulation_graph,
@@ -46,41 +46,43 @@ from stitch.training import (
 class Terms(NamedTuple):
     """The terms of the cost of a plan, each of which only grows.
 
-    `pass_seconds`: of a micro-batch, forward and backward. `first` and `others`: of the first
-    device and of each other one, the seconds of an update and of adding gradients. Bytes are per
-    bank of the default space.
+    `busy`: the seconds in which the first device computes for a micro-batch, forward and backward.
+    `sent`: those of values that it sends and receives, and of the stages that these begin.
+    `update`: those of an update and of adding gradients. `nbytes`: those of parameters, sums of
+    gradients and states on the first device, per bank of the default space.
     """
 
-    pass_seconds: float = 0.0
-    first: float = 0.0
-    others: float = 0.0
-    first_nbytes: int = 0
-    others_nbytes: int = 0
+    busy: float = 0.0
+    sent: float = 0.0
+    update: float = 0.0
+    nbytes: int = 0
 
     def plus(self, other: Terms) -> Terms:
         return Terms(
-            self.pass_seconds + other.pass_seconds, self.first + other.first,
-            self.others + other.others, self.first_nbytes + other.first_nbytes,
-            self.others_nbytes + other.others_nbytes,
+            self.busy + other.busy, self.sent + other.sent, self.update + other.update,
+            self.nbytes + other.nbytes,
         )  # fmt: skip
 
     def seconds(self, micro_batches: int) -> float:
-        """Return the seconds of a step."""
-        return micro_batches * self.pass_seconds + max(self.first, self.others)
+        """Return about the seconds of a step."""
+        return self.at_least(micro_batches) + micro_batches * self.sent
+
+    def at_least(self, micro_batches: int) -> float:
+        """Return seconds that a step takes at least: those of the first device."""
+        return micro_batches * self.busy + self.update
 
 
 class TensorCosts:
-    """The costs of plans that divide weights among the first `degree` devices."""
+    """The costs of plans that divide weights among `degree` devices."""
 
-    def __init__(
-        self, costs: SegmentCosts, optimizer: Optimizer, degree: int, micro_batches: int
-    ) -> None:
-        self.costs, self.optimizer, self.degree = costs, optimizer, degree
+    def __init__(self, costs: SegmentCosts, degree: int, micro_batches: int) -> None:
+        self.costs, self.optimizer, self.degree = costs, costs.training[2], degree
         self.graph, self.micro_batches = costs.graph, micro_batches
-        self.devices = list(costs.specification.devices)[:degree]
-        machines = [costs.specification.devices[name].machine for name in self.devices]
-        #: Those of the first device, and of all.
-        self.first, self.machines = machines[0], list(dict.fromkeys(machines))
+        self._devices = list(costs.specification.devices)
+        self._machines = list(
+            dict.fromkeys(e.machine for e in costs.specification.devices.values())
+        )
+        self._room = max(m.shape.space(home_space(m)).capacity for m in self._machines)
         self._of_batch = {
             slot.value for slot in self.graph.inputs
             if slot.kind in (InputKind.ACTIVATION, InputKind.KEY)
@@ -96,41 +98,34 @@ class TensorCosts:
                 found.update(v for v in operation.outputs if v != ABSENT)
         return found
 
-    def fits(self, terms: Terms) -> bool:
-        """Return whether a plan fits the default space of each device."""
-        needed = [terms.first_nbytes, *[terms.others_nbytes] * (self.degree - 1)]
-        return all(
-            n <= machine.shape.space(home_space(machine)).capacity
-            for n, machine in zip(needed, self._machine_of_each, strict=True)
-        )
-
-    @property
-    def _machine_of_each(self) -> list[Machine]:
-        return [self.costs.specification.devices[name].machine for name in self.devices]
+    def may_fit(self, terms: Terms) -> bool:
+        """Return whether the first device may hold what stays on it."""
+        return terms.nbytes <= self._room
 
     # -- terms -------------------------------------------------------------------------------------
 
     @cached_property
     def start(self) -> Terms:
-        """The terms of any plan: the loss, the programs of the first stage, the batch."""
+        """The terms of any plan: the loss, and the programs of a stage."""
         last = self.costs.staged.stages[-1].loss
-        loss = 0.0 if last is None else self.costs.graph_seconds(last, self.first, {})
-        nbytes = sum(self._nbytes(self.graph.values[v].type, self.first) for v in self._of_batch)
-        return Terms(loss + 2 * self._launch(self.first), 0.0, 0.0, nbytes, nbytes)
+        loss = 0.0
+        if last is not None:
+            loss = min(self.costs.graph_seconds(last, each, {}) for each in self._machines)
+        return Terms(busy=loss + 2 * self._launch)
 
     def operation(self, division: GraphDivision, operation: Operation) -> Terms:
         """Return the terms of an operation of a parallel graph, of parameters those of copies."""
-        shapes = [division.shape(v) for v in operation.outputs if v != ABSENT]
-        if is_parallel(operation):
-            return self._moved(division, operation, shapes[0])
-        is_divided = max((shape.count for shape in shapes), default=1) > 1
-        machines = self.machines if is_divided else [self.first]
-        seconds = max(self._computed(division, operation, machine) for machine in machines)
-        first = sum(self._nbytes(shape.shard, self.first) for shape in shapes)
-        others = max(
-            sum(self._nbytes(shape.shard, machine) for shape in shapes) for machine in self.machines
-        )
-        return Terms(seconds, 0.0, 0.0, first, others if is_divided else 0)
+        if not is_parallel(operation):
+            return Terms(busy=min(self._computed(division, operation, m) for m in self._machines))
+        (source,), (result,) = operation.inputs, operation.outputs
+        if source in division.parameters or source in division.known or source in self._of_batch:
+            return Terms()  # `parameter` has the terms of what is sent; devices have the batch.
+        axis = attributes_of(operation).get("axis")
+        if operation.op in ("Combine", "Reduction"):
+            return self._sent(division.shape(source), axis)
+        # A stage of other devices begins, with programs that add gradients and update.
+        terms = self._sent(division.shape(result), axis)
+        return terms._replace(sent=terms.sent + self._launch)
 
     def parameter(self, division: GraphDivision, value: int) -> Terms:
         """Return the terms of a parameter once all its readers are known."""
@@ -141,62 +136,38 @@ class TensorCosts:
             kind = division.shape(division.converted[value, reads[0]]).shard
         terms = Terms()
         for axis in () if is_divided else reads:
-            shape = division.shape(division.converted[value, axis])
-            terms = terms.plus(self._sent(shape, axis))
-        update = max(
-            self._updated(self.graph.values[value].name, kind, machine)
-            for machine in (self.machines if is_divided else [self.first])
-        )
-        nbytes = max(
-            self._state_nbytes(self.graph.values[value].name, kind, m) for m in self.machines
-        )
-        of_others = (update, nbytes) if is_divided else (0.0, 0)
-        return terms.plus(Terms(0.0, update, of_others[0], nbytes, of_others[1]))
-
-    def _moved(self, division: GraphDivision, operation: Operation, result: ParallelShape) -> Terms:
-        (source,) = operation.inputs
-        if source in division.parameters or source in division.known:
-            return Terms()  # `parameter` has the terms of what is sent.
-        if operation.op in ("Combine", "Reduction"):
-            shape = division.shape(source)
-            return self._sent(shape, attributes_of(operation).get("axis"))
-        if source in self._of_batch:
-            nbytes = max(self._nbytes(result.shard, machine) for machine in self.machines)
-            return Terms(0.0, 0.0, 0.0, nbytes, nbytes)
-        terms = self._sent(result, attributes_of(operation).get("axis"))
-        # A stage begins: it adds gradients, and updates, by programs of its own.
-        launches = self.micro_batches * max(map(self._launch, self.machines))
-        return terms.plus(Terms(0.0, launches, launches))
+            terms = terms.plus(self._sent(division.shape(division.converted[value, axis]), axis))
+        name = self.graph.values[value].name
+        update = min(self._updated(name, kind, machine) for machine in self._machines)
+        nbytes = min(self._state_nbytes(name, kind, machine) for machine in self._machines)
+        return terms.plus(Terms(update=update, nbytes=nbytes))
 
     def _sent(self, shape: ParallelShape, axis: Any) -> Terms:
         """Return the terms of values between the first device and the others, both ways."""
-        nbytes, first = shape.shard.nbytes, self.devices[0]
-        out = max(self.costs.movement(first, other, nbytes) for other in self.devices[1:])
-        back = max(self.costs.movement(other, first, nbytes) for other in self.devices[1:])
-        launch = max(map(self._launch, self.machines))
+        nbytes = shape.shard.nbytes
+        link = self._cached(("link", nbytes), lambda: min(
+            self.costs.movement(a, b, nbytes) for a, b in permutations(self._devices, 2)
+        ))  # fmt: skip
         joined = self._joined(shape, "Add" if axis is None else "Concat", axis)
-        nbytes = self._nbytes(shape.shard, self.first)
-        other = max(self._nbytes(shape.shard, machine) for machine in self.machines)
-        return Terms(out + back + 2 * launch + joined, 0.0, 0.0, nbytes * self.degree, other)
+        return Terms(sent=2 * link + 2 * self._launch + joined)
 
     # -- seconds -----------------------------------------------------------------------------------
 
     def _near(self, machine: Machine) -> Space:
-        key = "near", machine
-        if key not in self._spaces:
-            whole = PlacedSlots(self.graph, machine.shape, home_space(machine))
-            scratch = choose_scratch(whole.scratch_nbytes, machine.shape, l1_slots_per_bank=0)
-            self._spaces[key] = scratch.space
-        return self._spaces[key]
+        whole = PlacedSlots(self.graph, machine.shape, home_space(machine))
+        return choose_scratch(whole.scratch_nbytes, machine.shape, l1_slots_per_bank=0).space
 
     @cached_property
-    def _spaces(self) -> dict[Hashable, Space]:
-        return {}
+    def _near_spaces(self) -> dict[Machine, Space]:
+        return {machine: self._near(machine) for machine in self._machines}
 
-    def _launch(self, machine: Machine) -> float:
-        return self._cached(
-            ("launch", machine), lambda: self.costs.graph_seconds(_empty(), machine, {})
-        )
+    @cached_property
+    def _launch(self) -> float:
+        return min(self._launches.values())
+
+    @cached_property
+    def _launches(self) -> dict[Machine, float]:
+        return {m: self.costs.graph_seconds(_empty(), m, {}) for m in self._machines}
 
     def _cached(self, key: Hashable, seconds: Any) -> float:
         if key not in self._seconds:
@@ -206,10 +177,9 @@ class TensorCosts:
     def _of_graph(
         self, graph: ComputationGraph, machine: Machine, near: Sequence[str] = ()
     ) -> float:
-        space = self._near(machine)
-        spaces = dict.fromkeys(near, space)
-        return max(0.0, self.costs.graph_seconds(graph, machine, spaces, space)
-                   - self._launch(machine))  # fmt: skip
+        space = self._near_spaces[machine]
+        seconds = self.costs.graph_seconds(graph, machine, dict.fromkeys(near, space), space)
+        return max(0.0, seconds - self._launches[machine])
 
     def _joined(self, shape: ParallelShape, op: str, axis: Any) -> float:
         """Return the seconds to join shards on the first device."""
@@ -226,7 +196,8 @@ class TensorCosts:
                 for part in parts[1:]:
                     total = b.op("Add", total, part)
             b.output("y", total)
-            return self._of_graph(b.build(), self.first, [*names, "y"])
+            graph = b.build()
+            return min(self._of_graph(graph, each, [*names, "y"]) for each in self._machines)
 
         return self._cached(("joined", degree, kind, op, axis), seconds)
 
@@ -241,7 +212,7 @@ class TensorCosts:
             further = (self.micro_batches - 1) * self._of_graph(added, machine)
             return self._of_graph(graph, machine) + further
 
-        return self._cached(("update", group, kind, machine), seconds)
+        return self._cached(("update", group, kind, machine, self.micro_batches), seconds)
 
     def _computed(self, division: GraphDivision, operation: Operation, machine: Machine) -> float:
         """Return the seconds of an operation forward and backward on a shard."""
@@ -311,16 +282,12 @@ class TensorCosts:
 
     # -- bytes -------------------------------------------------------------------------------------
 
-    def _nbytes(self, kind: ValueType, machine: Machine) -> int:
-        desc = TensorDesc(kind.shape, Layout(kind.data_type, home_space(machine)))
-        return room_per_bank(desc, machine.shape)
-
     def _state_nbytes(self, name: str, kind: ValueType, machine: Machine) -> int:
         """Return the bytes of a parameter, its sum of gradients and its optimizer states."""
         group = self.optimizer.groups[self.optimizer.group_of(name)]
         has_master = Parameter(name, kind, "").has_master
-        tensors = 2 + len(group.states) + has_master
-        return tensors * self._nbytes(kind, machine)
+        desc = TensorDesc(kind.shape, Layout(kind.data_type, home_space(machine)))
+        return (2 + len(group.states) + has_master) * room_per_bank(desc, machine.shape)
 
 
 def _empty() -> ComputationGraph:

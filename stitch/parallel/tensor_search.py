@@ -1,8 +1,9 @@
-"""Search for the weights to divide: a dynamic program over the operations of a training.
+"""Search for the weights to divide: a dynamic program over the operations of a training guides it.
 
-After each operation, a plan is known by how the values that later operations read are divided. Of
-plans that are equal in that, those with a term no smaller than another's in each are left out, so
-the search is exact while no more than `MOST_LABELS` are left; else it goes on with the fastest, and
+Plans of few weights are all priced as they are compiled, but those whose first device alone takes
+too long. Of more weights, a dynamic program finds those to price by a guide: after each operation,
+a plan is known by how the values that later operations read are divided, and of plans that are
+equal in that, those are left out of which another one is no worse in any term of the guide. Then
 `at_least` is a lower bound of the seconds of all plans.
 """
 
@@ -10,54 +11,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from stitch.mesh import MachineSpecification
+from stitch.errors import CompileError
+from stitch.parallel.assignments import fastest_order
 from stitch.parallel.costs import SegmentCosts
-from stitch.parallel.plans import undominated
+from stitch.parallel.plans import Plan, undominated
+from stitch.parallel.simulated_steps import PricedStages
 from stitch.parallel.tensor_costs import TensorCosts, Terms
 from stitch.parallel.tensor_graph import GraphDivision
-from stitch.program import ABSENT, Operation
-from stitch.training import Optimizer
+from stitch.program import ABSENT, InputKind, Operation
 
-#: Plans that are kept after each operation.
+#: Weights of which all plans are priced.
+FEW_WEIGHTS = 3
+#: Of more weights: plans that are kept after each operation, and those that are priced at the end.
 MOST_LABELS = 64
+MOST_PRICED = 8
 #: The operators whose weights are divided, and the position of the weight.
 _WEIGHTS = {"MatMul": 1, "Gemm": 1, "Conv": 1, "Gather": 0}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorPlan:
-    """Weights that are divided among the first devices of a specification.
-
-    Attributes:
-        costs: The costs of the training.
-        degree: The number of devices.
-        axes: The axis of each divided weight by name.
-        micro_batches: Those of a step.
-        seconds: The estimated seconds of a step.
-        at_least: A lower bound of the seconds of all such plans; the same if the search was exact.
-        nbytes: Bytes per bank of the default space, of the first device and of each other one.
-    """
-
-    costs: SegmentCosts
-    degree: int
-    axes: Mapping[str, int]
-    micro_batches: int
-    seconds: float
-    at_least: float
-    nbytes: tuple[int, int]
-
-    @property
-    def specification(self) -> MachineSpecification:
-        """The specification, of which the first devices train."""
-        return self.costs.specification
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The devices of the shards."""
-        return tuple(self.costs.specification.devices)[: self.degree]
 
 
 class _Label(NamedTuple):
@@ -65,74 +36,147 @@ class _Label(NamedTuple):
     division: GraphDivision
 
 
-def plan_terms(costs: TensorCosts, axes: Mapping[str, int]) -> Terms | None:
-    """Return the terms of one plan, None if a weight that it divides is nowhere read so."""
-    division = GraphDivision(costs.graph, costs.degree)
-    numbers = {slot.name: slot.value for slot in costs.graph.inputs}
-    division.wanted |= {numbers[name]: axis for name, axis in axes.items()}
-    terms = costs.start
-    last = _last_readers(costs.graph.operations)
-    for at, operation in enumerate(costs.graph.operations):
-        terms = terms.plus(_added(costs, division, operation, at, last))
-    if division.wanted.keys() - division.used:
-        return None
-    return terms.plus(_finished(costs, division))
+class DividedPlans:
+    """Plans that divide weights among `degree` devices of each replica.
 
+    Args:
+        share: The micro-batches of a replica, at least.
+        limit: Plans that take at least so many seconds are left out.
+        within_memory: Plans that do not fit their devices are left out.
+    """
 
-def best_division(
-    costs: SegmentCosts, optimizer: Optimizer, degree: int, micro_batches: int, *,
-    within_memory: bool = True,
-) -> TensorPlan | None:  # fmt: skip
-    """Return the fastest plan that divides weights among `degree` devices, None if none fits."""
-    found = TensorCosts(costs, optimizer, degree, micro_batches)
-    graph = found.graph
-    names = {slot.value: slot.name for slot in graph.inputs}
-    last = _last_readers(graph.operations)
-    labels = [_Label(found.start, GraphDivision(graph, degree))]
-    dropped = math.inf
-    for at, operation in enumerate(graph.operations):
-        live = {v for v, reader in last.items() if reader > at}
-        live |= {slot.value for slot in graph.outputs}
-        groups: dict[Hashable, list[_Label]] = {}
+    def __init__(
+        self, costs: SegmentCosts, degree: int, share: int, limit: float = math.inf, *,
+        within_memory: bool = True,
+    ) -> None:  # fmt: skip
+        self.costs, self.degree, self._share = costs, degree, share
+        self._within_memory = within_memory
+        #: The error of the first plan whose stages cannot be cut.
+        self.refusal: CompileError | None = None
+        self._priced: dict[int, PricedStages | None] = {}
+        #: Seconds that plans that were left out take at least.
+        self._left_out = math.inf
+        products = {
+            o.inputs[_WEIGHTS[o.op]] for o in costs.graph.operations
+            if not o.domain and o.op in _WEIGHTS
+        }  # fmt: skip
+        parameters = {s.value for s in costs.graph.inputs if s.kind is InputKind.PARAMETER}
+        self._is_exact = len(products & parameters) <= FEW_WEIGHTS
+        self._plans = self._search(TensorCosts(costs, degree, share), limit)
+
+    # -- the estimate ------------------------------------------------------------------------------
+
+    def best(
+        self, replicas: int, micro_batches: int, limit: float = math.inf
+    ) -> tuple[Plan | None, float]:  # fmt: skip
+        """Return the fastest plan that takes less than `limit`, None without one, and seconds that
+        all plans that fit take at least."""
+        share, best, at_least = micro_batches // replicas, None, self._left_out
+        most = len(self._plans) if self._is_exact else MOST_PRICED
+        by_guide = sorted(range(len(self._plans)), key=lambda i: self._plans[i][0].seconds(share))
+        for i in by_guide:
+            terms, axes = self._plans[i]
+            if self._least(terms, share) >= limit or not most:
+                at_least = min(at_least, terms.at_least(share))
+                continue
+            stages = self.priced(i)
+            if stages is None:
+                continue
+            most -= 1
+
+            def plan(
+                order: tuple[str, ...], limit: float, stages: PricedStages = stages,
+                axes: Mapping[str, int] = axes,
+            ) -> Plan | None:  # fmt: skip
+                nonlocal at_least
+                tried = Plan(
+                    self.costs, order, (self.costs.count,), replicas, "1f1b", micro_batches,
+                    math.inf, self.degree, axes,
+                )  # fmt: skip
+                if self._within_memory and not stages.fits(tried):
+                    return None
+                tried = stages.estimated(tried)
+                if tried.seconds >= limit:
+                    at_least = min(at_least, limit)
+                    return None
+                return None if self._within_memory and not stages.check_memory(tried) else tried
+
+            specification = self.costs.specification
+            found = fastest_order(specification, replicas * self.degree, plan, limit)
+            if found is not None:
+                best, limit = found, found.seconds
+        return best, at_least if best is None else min(at_least, best.seconds)
+
+    def priced(self, index: int) -> PricedStages | None:
+        """Return the stages of a plan, None if they cannot be cut."""
+        if index not in self._priced:
+            axes = self._plans[index][1]
+            try:
+                self._priced[index] = PricedStages(self.costs, (), self.degree, axes)
+            except CompileError as error:
+                error.remedy = "parallel={'tensor': 2, 'divide': ...} by other weights than " + (
+                    ", ".join(axes) + ", or algorithm='search'"
+                )
+                self.refusal, self._priced[index] = self.refusal or error, None
+        return self._priced[index]
+
+    # -- the guide ---------------------------------------------------------------------------------
+
+    def _search(self, guide: TensorCosts, limit: float) -> list[tuple[Terms, dict[str, int]]]:
+        """Return the terms and axes of plans."""
+        graph = guide.graph
+        names = {slot.value: slot.name for slot in graph.inputs}
+        last = {v: at for at, operation in enumerate(graph.operations) for v in operation.inputs
+                if v != ABSENT}  # fmt: skip
+        labels = [_Label(guide.start, GraphDivision(graph, self.degree))]
+        for at, operation in enumerate(graph.operations):
+            live = {v for v, reader in last.items() if reader > at}
+            live |= {slot.value for slot in graph.outputs}
+            groups: dict[Hashable, list[_Label]] = {}
+            for terms, division in labels:
+                for chosen in _choices(division, operation):
+                    tried = division.copy({*live, *operation.inputs})
+                    tried.wanted |= chosen
+                    longer = terms.plus(_added(guide, tried, operation, at, last))
+                    if self._is_kept(guide, longer, limit):
+                        tried = tried.copy(live)
+                        groups.setdefault(_key(tried, live), []).append(_Label(longer, tried))
+            labels = self._fewer(groups)
+        ended = []
         for terms, division in labels:
-            for chosen in _choices(division, operation, last, at):
-                tried = division.copy({*live, *operation.inputs})
-                tried.wanted |= chosen
-                longer = terms.plus(_added(found, tried, operation, at, last))
-                fits = found.fits(longer) or not within_memory
-                if not math.isfinite(longer.pass_seconds) or not fits:
-                    continue
-                tried = tried.copy(live)
-                groups.setdefault(_key(tried, live), []).append(_Label(longer, tried))
-        labels = [
-            label
-            for group in groups.values()
+            whole = terms.plus(_finished(guide, division))
+            is_used = division.wanted and not division.wanted.keys() - division.used
+            if is_used and self._is_kept(guide, whole, limit):
+                axes = {names[v]: axis for v, axis in sorted(division.wanted.items())}
+                ended.append((whole, axes))
+        return ended
+
+    def _is_kept(self, guide: TensorCosts, terms: Terms, limit: float) -> bool:
+        """Whether plans with these terms may be the best."""
+        is_faster = self._least(terms, self._share) < limit
+        if not is_faster:
+            self._left_out = min(self._left_out, terms.at_least(self._share))
+        fits = guide.may_fit(terms) or not self._within_memory
+        return is_faster and math.isfinite(terms.sent) and fits
+
+    def _least(self, terms: Terms, share: int) -> float:
+        """Return the seconds by which a plan is left out."""
+        return terms.at_least(share) if self._is_exact else terms.seconds(share)
+
+    def _fewer(self, groups: Mapping[Hashable, Sequence[_Label]]) -> list[_Label]:
+        """Return the plans to go on with."""
+        labels = [label for group in groups.values() for label in group]
+        if self._is_exact:
+            return labels
+        fewer = [
+            label for group in groups.values()
             for label in undominated(group, lambda each: each.terms)
-        ]
-        if len(labels) > MOST_LABELS:
-            labels.sort(key=lambda each: each.terms.seconds(micro_batches))
-            dropped = min(dropped, labels[MOST_LABELS].terms.seconds(micro_batches))
-            labels = labels[:MOST_LABELS]
-    ended = []
-    for terms, division in labels:
-        whole = terms.plus(_finished(found, division))
-        is_used = division.wanted and not division.wanted.keys() - division.used
-        fits = found.fits(whole) or not within_memory
-        if is_used and math.isfinite(whole.pass_seconds) and fits:
-            ended.append((whole.seconds(micro_batches), whole, division.wanted))
-    if not ended:
-        return None
-    seconds, terms, wanted = min(ended, key=lambda each: each[0])
-    axes = {names[v]: axis for v, axis in sorted(wanted.items())}
-    return TensorPlan(
-        costs, degree, axes, micro_batches, seconds, min(seconds, dropped),
-        (terms.first_nbytes, terms.others_nbytes),
-    )  # fmt: skip
-
-
-def _last_readers(operations: Sequence[Operation]) -> dict[int, int]:
-    return {v: at for at, operation in enumerate(operations) for v in operation.inputs
-            if v != ABSENT}  # fmt: skip
+        ]  # fmt: skip
+        fewer.sort(key=lambda each: each.terms.seconds(self._share))
+        if len(fewer[:MOST_LABELS]) < len(labels):
+            bounds = [each.terms.at_least(self._share) for each in labels]
+            self._left_out = min(self._left_out, *bounds)
+        return fewer[:MOST_LABELS]
 
 
 def _added(
@@ -162,9 +206,7 @@ def _finished(costs: TensorCosts, division: GraphDivision) -> Terms:
     return terms
 
 
-def _choices(
-    division: GraphDivision, operation: Operation, last: Mapping[int, int], at: int
-) -> Iterator[dict[int, int]]:
+def _choices(division: GraphDivision, operation: Operation) -> Iterator[dict[int, int]]:
     """Yield the ways to divide the weight that an operation is the first to read."""
     yield {}
     position = _WEIGHTS.get(operation.op, -1)

@@ -12,7 +12,7 @@ import stitch
 from stitch.errors import CompileError, StitchError, UsageError
 from stitch.graph import ComputationGraph
 from stitch.mesh import ParallelOptions
-from stitch.parallel import ParallelComputationGraph, divided_graph
+from stitch.parallel import ParallelComputationGraph, divided_graph, replicated
 from stitch.testing import evaluate_graph
 from stitch.training import TrainingOptions, stage_graph
 from tests.parallel.test_parallel_graph import drawn
@@ -61,6 +61,18 @@ def test_divided_weights_compute_the_whole(case: str) -> None:
     whole = evaluate_graph(graph, feeds)["y"]
     shards = evaluate_graph(pcg.stacked(), feeds)["y"]
     np.testing.assert_allclose(shards, whole, rtol=1e-4, atol=1e-6 * np.abs(whole).max())
+
+
+def test_replicas_of_divided_weights_compute_micro_batches_side_by_side() -> None:
+    graph, axes, _ = CASES["columns then rows"]
+    prepared = stage_graph(model_of(graph), TrainingOptions())
+    pcg = replicated(divided_graph(prepared, 2, axes), 2)
+    assert ParallelComputationGraph.from_json(pcg.as_json()) == pcg
+    feeds, others = drawn(graph), drawn(graph)
+    both = feeds | {"x": np.concatenate([feeds["x"], others["x"] + 1])}
+    wholes = [evaluate_graph(graph, feeds | {"x": x})["y"] for x in np.split(both["x"], 2)]
+    found = evaluate_graph(pcg.stacked(), both)["y"]
+    np.testing.assert_allclose(found, np.concatenate(wholes), rtol=1e-4, atol=1e-5)
 
 
 def check_training(
@@ -124,12 +136,13 @@ def test_weights_that_are_read_twice_train(case: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"replicas": 2, "clip_grad_norm": 0.5},
+        {"replicas": 2, "clip_grad_norm": 0.5, "carriers": ("local", "ray")},
         {"degree": 4, "recompute": "all", "optimizer": "nadam"},
     ],
 )  # fmt: skip
 def test_options_of_a_training_with_divided_weights(options: dict[str, Any]) -> None:
-    check_training(mlp(2), {"w0": 1, "w1": 0}, ("local",), **options)
+    carriers = options.pop("carriers", ("local",))
+    check_training(mlp(2), {"w0": 1, "w1": 0}, carriers, **options)
 
 
 @PLANS

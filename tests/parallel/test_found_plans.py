@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -13,18 +12,15 @@ import pytest
 import stitch
 from stitch.graph import ComputationGraph
 from stitch.mesh import MachineSpecification
-from stitch.mesh.specification import Link
-from stitch.parallel import TensorPlan, plan_seconds, simulate_plan
-from stitch.parallel.tensor_costs import TensorCosts
-from stitch.parallel.tensor_search import plan_terms
+from stitch.parallel import Plan, plan_seconds, simulate_plan
 from stitch.training import (
     AlgorithmConfig,
     SimulatedTime,
     TrainingOptions,
     as_trainable,
-    loss_of,
     optimize,
 )
+from tests.support.training.drawn_plans import near_devices
 from tests.support.training.staged_models import (
     attention,
     convolutions,
@@ -37,14 +33,6 @@ pytestmark = pytest.mark.campaign("plans")
 GRAPHS: dict[str, Callable[[], ComputationGraph]] = {
     "mlp": mlp, "cnn": convolutions, "transformer": attention,
 }  # fmt: skip
-
-
-def near_devices(count: int, machine: str = "tiny") -> MachineSpecification:
-    """Return devices with links so fast that dividing even small models pays."""
-    entry = MachineSpecification.of(1, machine).devices["device0"]
-    names = [f"d{i}" for i in range(count)]
-    links = tuple([Link(a, b, 1e-9, 1e13) for a, b in permutations(names, 2)])
-    return MachineSpecification("near", dict.fromkeys(names, entry), links)
 
 
 @pytest.mark.parametrize("algorithm", ["data_parallel", "pipeline", "search"])
@@ -98,8 +86,7 @@ def test_a_transformer_of_24_layers_on_8_devices() -> None:
         config = AlgorithmConfig(algorithm, "mse", "adam", options)
         plans[algorithm] = optimize(model, eight, SimulatedTime(), config).plan
     for name, plan in plans.items():
-        recomputing = TrainingOptions(accumulation_steps=16, recompute=plan.costs.recompute)
-        line = simulate_plan(plan, model, loss_of("mse"), stitch.Adam(), recomputing)
+        line = simulate_plan(plan)
         simulated[name] = line.makespan
         assert line.makespan == pytest.approx(plan.seconds, rel=0.1), name
         # The plans that compete within 10 % of each other may change places in the simulation.
@@ -111,12 +98,12 @@ def test_a_transformer_of_24_layers_on_8_devices() -> None:
         assert best.cost_values.seconds <= plan_seconds(costs, even, 1, schedule, 16)
     # Megatron's placement: queries, keys and values by columns, the projection after them by rows.
     axes = {f"{m}{i}": 0 if m == "o" else 1 for i in range(24) for m in "qkvo"}
-    terms = plan_terms(TensorCosts(costs, stitch.Adam(), 8, 16), axes)
-    assert terms is not None
-    megatron = TensorPlan(costs, 8, axes, 16, terms.seconds(16), 0.0, (0, 0))
-    line = simulate_plan(megatron, model, loss_of("mse"), stitch.Adam(), options)
-    assert best.cost_values.seconds <= megatron.seconds and simulated["search"] <= line.makespan
-    print(best.text(), best.cost_values.seconds, simulated, megatron.seconds, line.makespan)
+    megatron = Plan(
+        costs, tuple(eight.devices), (costs.count,), 1, "1f1b", 16, 0.0, degree=8, axes=axes
+    )
+    line = simulate_plan(megatron)
+    assert best.cost_values.seconds <= line.makespan and simulated["search"] <= line.makespan
+    print(best.text(), best.cost_values.seconds, simulated, line.makespan)
 
 
 #: What is chosen for `wormhole_n150` with default links and 8 micro-batches: replicas, stages and

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
+from functools import partial
+from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
 
 import stitch
+from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
+from stitch.machine import Machine
 from stitch.mesh import MachineSpecification
 from stitch.mesh.specification import DeviceEntry, Link
-from stitch.parallel import SegmentCosts
+from stitch.parallel import Plan, SegmentCosts
+from stitch.parallel.simulated_steps import PricedStages
 from stitch.program import InputKind
 from stitch.training import SimulatedTime, Trainable, TrainingOptions, loss_of
 from tests.support.stitched_models import tiny
 from tests.support.training.staged_models import model_of
+
+
+def near_devices(count: int, machine: str | Machine = "tiny") -> MachineSpecification:
+    """Return devices with links so fast that dividing even small models pays."""
+    entry = MachineSpecification.of(1, machine).devices["device0"]
+    names = [f"d{i}" for i in range(count)]
+    links = tuple([Link(a, b, 1e-9, 1e13) for a, b in permutations(names, 2)])
+    return MachineSpecification("near", dict.fromkeys(names, entry), links)
 
 
 def drawn_graph(rng: np.random.Generator, operations: int = 6) -> ComputationGraph:
@@ -80,18 +92,49 @@ def drawn_case(seed: int) -> Case:
     return Case(model_of(graph, seed), specification, TrainingOptions(accumulation_steps=steps))
 
 
-def all_plans(case: Case) -> Iterator[tuple[float, SegmentCosts, Any]]:
-    """Yield all plans, whether or not they fit: seconds, costs, and what `check_memory` takes."""
+#: The seconds of a plan, and whether it fits.
+Tried = tuple[float, Callable[[], bool]]
+
+
+def all_plans(case: Case) -> Iterator[Tried]:
+    """Yield all plans, whether or not they fit."""
     steps = case.options.accumulation_steps
     for recompute in ("none", "all"):
         costs = case.costs(recompute)
         for names in permutations(case.specification.devices):
             yield from _plans_of(costs, names, steps)
+    yield from divided_plans(case)
 
 
-def _plans_of(
-    costs: SegmentCosts, names: Sequence[str], steps: int
-) -> Iterator[tuple[float, SegmentCosts, Any]]:  # fmt: skip
+def divided_plans(case: Case) -> Iterator[Tried]:
+    """Yield all plans that divide weights."""
+    steps, count = case.options.accumulation_steps, len(case.specification.devices)
+    costs = case.costs("none")
+    kinds = {
+        slot.name: costs.graph.input_type(i).shape for i, slot in enumerate(costs.graph.inputs)
+        if slot.kind is InputKind.PARAMETER
+    }  # fmt: skip
+    for degree in range(2, count + 1):
+        for axes in product([None, 0, 1], repeat=len(kinds)):
+            chosen = {n: axis for n, axis in zip(kinds, axes, strict=True) if axis is not None}
+            if not chosen or any(kinds[name][axis] % degree for name, axis in chosen.items()):
+                continue
+            try:
+                stages = PricedStages(costs, (), degree, chosen)
+            except CompileError:
+                continue
+            for replicas in range(1, count // degree + 1):
+                if steps % replicas:
+                    continue
+                for order in permutations(case.specification.devices, replicas * degree):
+                    plan = stages.estimated(
+                        Plan(costs, order, (costs.count,), replicas, "1f1b", steps, 0.0, degree,
+                             chosen)
+                    )  # fmt: skip
+                    yield plan.seconds, partial(stages.check_memory, plan)
+
+
+def _plans_of(costs: SegmentCosts, names: Sequence[str], steps: int) -> Iterator[Tried]:
     for replicas in range(1, len(names) + 1):
         if steps % replicas:
             continue
@@ -108,16 +151,17 @@ def _plans_of(
                         [costs.specification.devices[row[k]].machine for row in rows]
                         for k in range(stages)
                     ]
-                    memory = list(zip((0, *ends), ends, strict=False)), machines, waiting
-                    yield _seconds(costs, ends, rows, schedule, n), costs, memory
+                    whole = list(zip((0, *ends), ends, strict=False))
+                    fits = partial(costs.check_memory, whole, machines, waiting)
+                    yield _seconds(costs, ends, rows, schedule, n), fits
 
 
-def least_seconds(case: Case) -> float:
+def least_seconds(plans: Iterable[Tried]) -> float:
     """Return the seconds of the fastest plan whose stages fit as they are compiled."""
-    for seconds, costs, memory in sorted(all_plans(case), key=lambda plan: plan[0]):
+    for seconds, fits in sorted(plans, key=lambda plan: plan[0]):
         if math.isinf(seconds):
             break
-        if costs.check_memory(*memory):
+        if fits():
             return seconds
     return math.inf
 
