@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -11,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import stitch
-from stitch.cli.stitch_command import NAMES
+from stitch.cli.stitch_command import MAINS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -44,11 +43,11 @@ def test_every_generated_part_is_on_a_page_and_every_mark_names_one(
     assert "<!-- generated" not in site_pages.filled(PAGES["reference/commands.md"])
 
 
-@pytest.mark.parametrize("command", NAMES)
+@pytest.mark.parametrize("command", MAINS)
 def test_the_page_of_commands_has_every_option_that_help_lists(
     site_pages: ModuleType, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main = importlib.import_module(f"stitch.cli.{command}").main
+    main = MAINS[command]
     assert main(["--help"]) == 0
     listed = set(re.findall(r"^  (?:-\w[^,]*, )?(--\w+)", capsys.readouterr().out, re.MULTILINE))
     assert "--debug" in listed

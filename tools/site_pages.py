@@ -11,11 +11,10 @@ import re
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from importlib import import_module
 
 import stitch.errors
 from stitch.cli.parser import EXIT_CODES
-from stitch.cli.stitch_command import NAMES
+from stitch.cli.stitch_command import MAINS
 from stitch.graph import PLACEMENT_FIELDS, PlacementOption, Side
 from stitch.machine import load_machine, machine_names
 
@@ -35,17 +34,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def parser_of(command: str) -> ArgumentParser:
-    """The parser of a subcommand, under the name of its own command where it has one."""
-    main = import_module(f"stitch.cli.{command}").main
-    parser = main.load(main.name).read.__self__
-    assert isinstance(parser, ArgumentParser)
-    return parser
-
-
 def commands() -> str:
     """Every option of every command, and the examples."""
-    return "\n\n".join(map(_command, map(parser_of, NAMES)))
+    return "\n\n".join(_command(main.parser()) for main in MAINS.values())
 
 
 def _command(parser: ArgumentParser) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 import stitch
-from stitch.cli import compile as stitch_compile
-from stitch.cli import run as stitch_run
+from stitch.cli import compile_main as stitch_compile
+from stitch.cli import run_main as stitch_run
 from stitch.program import Array
 
 HERE = Path(__file__).resolve().parent
@@ -48,14 +48,14 @@ def main() -> int:
         np.save(folder / "state.npy", state)
         for module in ("cell", "readout"):
             source, target = str(HERE / f"{module}.yaml"), str(folder / f"{module}.ttb")
-            if code := stitch_compile.main([source, "-o", target, "--target", TARGET]):
+            if code := stitch_compile([source, "-o", target, "--target", TARGET]):
                 return code
         words = [
             str(folder / "pipeline.yaml"), f"--input=xs=@{folder / 'xs.npy'}",
             f"--input=state=@{folder / 'state.npy'}", f"--output=y=@{folder / 'y.npy'}",
             f"--output=states=@{folder / 'states.npy'}", "--explain",
         ]  # fmt: skip
-        if code := stitch_run.main(words):
+        if code := stitch_run(words):
             return code
         found = (np.load(folder / f"{name}.npy") for name in ("y", "states"))
         pairs = zip(found, reference(xs, state), strict=True)

@@ -1,10 +1,9 @@
 """The command `stitch` with its subcommands, and `stitch-compile`, `stitch-run` and their like.
 
-Each subcommand is a folder whose `main` loads it when it is called; the modules beside the
-folders are shared by the commands.
+A subcommand is a module `NAME_command`, loaded when it is called; the others are shared.
 """
 
-from stitch.cli.stitch_command import main
+from stitch.cli.stitch_command import MAINS, main
 from stitch.installation import check_installation
 from stitch.on_demand import names_on_demand
 
@@ -18,4 +17,10 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = names_on_demand(__name__, {"planned_pass": "PlannedPass plan_pass"})
 
-__all__ = ["PlannedPass", "main", "plan_pass"]
+#: What `stitch-compile` and its like run; each gives its exit code.
+compile_main, inspect_main = MAINS["compile"], MAINS["inspect"]
+link_main, run_main = MAINS["link"], MAINS["run"]
+
+__all__ = [
+    "PlannedPass", "compile_main", "inspect_main", "link_main", "main", "plan_pass", "run_main",
+]  # fmt: skip

@@ -14,7 +14,7 @@ from stitch.version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
@@ -173,10 +173,11 @@ class EntryPoint:
         command: Command = import_module(self._module).command()
         return command
 
-
-def entry_point(name: str, module: str) -> EntryPoint:
-    """Return the `main` of a command; see `EntryPoint`."""
-    return EntryPoint(name, module)
+    def parser(self, prog: str = "") -> ArgumentParser:
+        """Load the parser of the command's options, under its own name or `prog`."""
+        read: Any = self.load(prog or self.name).read
+        parser: ArgumentParser = read.__self__
+        return parser
 
 
 def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | None) -> int:

@@ -1,15 +1,14 @@
-"""`stitch NAME ...`: runs one subcommand, which is the package `stitch.cli.NAME`.
+"""`stitch NAME ...`: runs one subcommand, which is the module `stitch.cli.NAME_command`.
 
-A subcommand's package is imported when it is asked for; nothing here imports NumPy.
+A subcommand's module is imported when it is called; nothing here imports NumPy.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
-from stitch.cli.command import EXIT_OK, Command, entry_point
+from stitch.cli.command import EXIT_OK, Command, EntryPoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from stitch.errors import UsageError
 
-#: By heading of the help: subcommand → what it does. `main` of `stitch.cli.NAME` takes its words.
+#: By heading of the help: subcommand → what it does.
 SUBCOMMANDS = {
     "modules": {
         "compile": "compile a module into a .ttb file",
@@ -45,6 +44,13 @@ SUBCOMMANDS = {
     },
 }
 NAMES = tuple(name for names in SUBCOMMANDS.values() for name in names)
+#: Subcommands that are commands of their own as well, such as `stitch-run`.
+ALONE = ("compile", "inspect", "link", "run")
+#: By subcommand: what takes its words.
+MAINS = {
+    name: EntryPoint(f"stitch{'-' if name in ALONE else ' '}{name}", f"stitch.cli.{name}_command")
+    for name in NAMES
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,18 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in NAMES:
         name = arguments[0]
-        code: int = import_module(f"stitch.cli.{name}").main(arguments[1:], f"stitch {name}")
-        return code
+        return MAINS[name](arguments[1:], f"stitch {name}")
     return _help(arguments)
 
 
 def subcommand_parsers() -> dict[str, tuple[str, ArgumentParser]]:
     """Load every subcommand; return what it does and its parser, by name."""
-    parsers = {}
-    for name, what in ((n, what) for names in SUBCOMMANDS.values() for n, what in names.items()):
-        main = import_module(f"stitch.cli.{name}").main
-        parsers[name] = what, main.load(f"stitch {name}").read.__self__
-    return parsers
+    named = ((n, what) for names in SUBCOMMANDS.values() for n, what in names.items())
+    return {name: (what, MAINS[name].parser(f"stitch {name}")) for name, what in named}
 
 
 def command() -> Command:
@@ -72,7 +74,7 @@ def command() -> Command:
 
 
 #: Prints the help or the version; any other word is an error.
-_help = entry_point("stitch", __name__)
+_help = EntryPoint("stitch", __name__)
 
 
 def _read(arguments: Sequence[str]) -> Namespace:

@@ -9,19 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stitch.cli import compile as compile_command
-from stitch.cli import diff as diff_command
-from stitch.cli import inspect as inspect_command
-from stitch.cli import link as link_command
-from stitch.cli import run as run_command
-
-COMMANDS = {
-    "compile": compile_command.main,
-    "diff": diff_command.main,
-    "inspect": inspect_command.main,
-    "link": link_command.main,
-    "run": run_command.main,
-}
+from stitch.cli.stitch_command import MAINS
 
 A_YAML = """\
 name: a
@@ -91,7 +79,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("types.yaml", "-o", "types.ttb"),
     ):
         words = [str(folder / w) if w.endswith((".yaml", ".ttb")) else w for w in arguments]
-        assert compile_command.main(words) == 0
+        assert MAINS["compile"](words) == 0
     return folder
 
 
@@ -112,7 +100,7 @@ def cli(here: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
     def run(command: str, *words: str) -> Outcome:
         capsys.readouterr()
-        code = COMMANDS[command](words)
+        code = MAINS[command](words)
         seen = capsys.readouterr()
         return Outcome(code, seen.out, seen.err)
 

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from stitch.cli import compile as stitch_compile
+from stitch.cli import compile_main as stitch_compile
 from stitch.machine.shipped import shipped_text
 
 Cli = Callable[..., Any]
@@ -36,7 +36,7 @@ def model_of(graph: onnx.GraphProto) -> onnx.ModelProto:
 def masked(*names: str) -> None:
     for name in names:
         Path(f"{name}.yaml").write_text(MASKED.format(name=name))
-        assert stitch_compile.main([f"{name}.yaml", "-o", f"{name}.ttb"]) == 0
+        assert stitch_compile([f"{name}.yaml", "-o", f"{name}.ttb"]) == 0
 
 
 def test_an_onnx_model_is_compiled_in_memory_and_that_is_said(cli: Cli, here: Path) -> None:

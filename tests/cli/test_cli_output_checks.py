@@ -86,8 +86,8 @@ def test_what_would_be_lost_is_refused_before_anything_is_computed(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("computed")
 
-    monkeypatch.setattr("stitch.cli.run.run_target.OneDevice.run_passes", never)
-    monkeypatch.setattr("stitch.cli.link.link_command.link_parts", never)
+    monkeypatch.setattr("stitch.cli.run_target.OneDevice.run_passes", never)
+    monkeypatch.setattr("stitch.cli.link_command.link_parts", never)
     _refused(cli, here, words, said)
 
 
@@ -135,7 +135,7 @@ def test_one_output_goes_to_standard_output_and_reports_to_standard_error(
     assert "1 program run, " in after.out and "1 program run, " not in after.err
 
 
-STITCH_RUN = "import sys; from stitch.cli.run import main; sys.exit(main())"
+STITCH_RUN = "import sys; from stitch.cli import run_main as main; sys.exit(main())"
 
 
 def in_shell(handles: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -46,7 +46,7 @@ def test_a_broken_budget_is_on_the_page(cli: Cli) -> None:
 def test_a_run_that_fails_in_the_middle_has_a_page_up_to_there(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stitch.cli.run import run_session
+    from stitch.cli import run_session
 
     def fail(*_: Any) -> None:
         raise ValueError("told to fail")
@@ -63,7 +63,7 @@ def test_a_run_that_fails_in_the_middle_has_a_page_up_to_there(
 def test_a_mesh_that_fails_in_the_middle_has_a_page_up_to_there(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stitch.cli.run import run_session
+    from stitch.cli import run_session
 
     def fail(*_: Any) -> None:
         raise ValueError("told to\nfail")

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 import stitch
+from stitch.cli import run_session
 from stitch.cli.chain import Chain, RunInput
-from stitch.cli.run import run_session
 from stitch.cli.run_inputs import generate
 from stitch.option_values import INITS
 from stitch.program import DataType, InputKind, ValueType

@@ -219,7 +219,7 @@ def test_onnx_runtime_computes_the_numbers_of_the_program() -> None:
 
 
 def test_a_scan_is_written_with_its_body() -> None:
-    from stitch.cli.export.onnx_graph import onnx_bytes
+    from stitch.cli.onnx_graph import onnx_bytes
 
     program = stitch.compile(scanned_graph("nested"), target="host").binary.programs[0]
     model = onnx.load_from_string(onnx_bytes(program))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.conftest import COMMANDS, Run
+from stitch.cli import compile_main, run_main
+from tests.cli.conftest import Run
 from tests.cli.test_cli_run import STATEFUL
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
@@ -32,14 +33,14 @@ def test_the_digits_on_two_devices_give_the_bytes_of_one(
     monkeypatch.chdir(tmp_path)
     for name in ("features", "classifier"):
         words = (str(DIGITS / f"{name}.yaml"), "-o", f"{name}.ttb")
-        assert COMMANDS["compile"](words) == 0
+        assert compile_main(words) == 0
     with np.load(DIGITS / "digits.npz") as digits:
         np.save("x.npy", digits["images"][digits["held_out"]] / np.float32(16))
     Path("two.yaml").write_text(SPECIFICATION)
     run = ("features.ttb", "classifier.ttb", "--input=@x.npy", "--num_runs=3")
-    assert COMMANDS["run"]((*run, "--output=@one.npy")) == 0
+    assert run_main((*run, "--output=@one.npy")) == 0
     several = ("--backend=local", "--devices=two.yaml", "--result_file=r.json")
-    assert COMMANDS["run"]((*run, "--output=@two.npy", *several)) == 0
+    assert run_main((*run, "--output=@two.npy", *several)) == 0
     told = json.loads(Path("r.json").read_text())
     assert [each["totals"]["programs"] for each in told["devices"].values()] == [3, 3]
     assert (told["messages"]["Run"], told["crossings"]) == (2 * 3, 3)

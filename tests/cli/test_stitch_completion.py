@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stitch.cli.completion.completion_command import completion_script
+from stitch.cli.completion_command import completion_script
 from stitch.cli.stitch_command import NAMES, main
 
 BASH = """\

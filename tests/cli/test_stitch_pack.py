@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stitch.cli.pack import read_buffers
+from stitch.cli.buffers_csv import read_buffers
 from stitch.cli.stitch_command import main
 from stitch.packing import Interval
 from tests.support.benches import BENCHES

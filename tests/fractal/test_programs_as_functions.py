@@ -23,7 +23,7 @@ from stitch.program import Array
 from stitch.runtime import LoadedProgram
 from tests.support.grids import in_turn, named
 
-RUN = "import sys; from stitch.cli import run; sys.exit(run.main(sys.argv[1:]))"
+RUN = "import sys; from stitch.cli import run_main; sys.exit(run_main(sys.argv[1:]))"
 Build = Callable[[ComputationGraphBuilder], None]
 
 

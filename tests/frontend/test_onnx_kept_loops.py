@@ -14,7 +14,7 @@ import pytest
 from onnx import helper
 
 import stitch
-from stitch.cli.compile import main as compile_command
+from stitch.cli import compile_main as compile_command
 from stitch.errors import CompileError, UsageError
 from stitch.frontend.onnx import from_onnx, node_walk
 from stitch.graph import ComputationGraph

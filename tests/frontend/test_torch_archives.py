@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import stitch
-from stitch.cli.compile import main
+from stitch.cli import compile_main as main
 from stitch.errors import FormatError
 
 

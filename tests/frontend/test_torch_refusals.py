@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import stitch
-from stitch.cli.compile import main
+from stitch.cli import compile_main as main
 from stitch.errors import CompileError, LayoutError, UsageError
 from tests.support.torch.agreement import Applied, run_graph
 

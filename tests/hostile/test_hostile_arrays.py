@@ -12,8 +12,8 @@ import pytest
 
 import stitch
 from stitch.cli.chain import RunInput, RunOutput
-from stitch.cli.run.run_session import expectations
 from stitch.cli.run_inputs import gather_inputs
+from stitch.cli.run_session import expectations
 from stitch.errors import FormatError, StitchError, UsageError
 from stitch.forms import read_array_file
 from stitch.program import DataType, ValueType

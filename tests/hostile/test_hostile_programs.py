@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import stitch
-from stitch.cli.inspect.describe import SECTIONS, describe, program_lines
+from stitch.cli.describe import SECTIONS, describe, program_lines
 from stitch.errors import StitchError
 from stitch.machine import MachineShape, load_machine
 from stitch.program import (

@@ -11,7 +11,7 @@ import pytest
 
 import stitch
 from stitch.budget import BUDGET
-from stitch.cli.inspect.describe import SECTIONS, describe
+from stitch.cli.describe import SECTIONS, describe
 from stitch.errors import FormatError, OutOfMemoryError, StitchError
 from stitch.graph import scan
 from stitch.ops import program_work

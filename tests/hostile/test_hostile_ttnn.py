@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
+from stitch.cli.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.errors import FormatError
 from stitch.ttb import inspect_sizes, load
 from tests.support import run_seed

@@ -12,8 +12,8 @@ import pytest
 
 import stitch
 from stitch import plugins
-from stitch.cli.compile import main as compile_main
-from stitch.cli.run import main as run_main
+from stitch.cli import compile_main as compile_main
+from stitch.cli import run_main as run_main
 from stitch.errors import UsageError
 from stitch.machine import load_machine, with_policies
 from stitch.planner import EvictionCandidate, check_plan

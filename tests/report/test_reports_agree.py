@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stitch
-from stitch.cli.run.run_target import Measured, OneDevice, SeveralDevices
+from stitch.cli.run_target import Measured, OneDevice, SeveralDevices
 from stitch.mesh import open_mesh
 from stitch.program import DataType, Layout, Space
 from stitch.report import ChromeTrace, VisualizerFolder, peaks_of, read_copies

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.cli import compile as compile_command
-from stitch.cli import link as link_command
-from stitch.cli import run as run_command
+from stitch.cli import compile_main as compile_command
+from stitch.cli import link_main as link_command
+from stitch.cli import run_main as run_command
 from stitch.compiler import split_graph
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from tests.support.stitched_models import one
@@ -56,9 +56,9 @@ def test_files_of_parts_run_and_link_as_the_whole(
     np.save("y.npy", whole())
     Path("around.json").write_text(stitch.graph.as_json(around()))
     words = ["around.json", "--split_at=layer0,layer1", "-o", "m.ttb", "--target=host"]
-    assert compile_command.main(words) == 0
+    assert compile_command(words) == 0
     parts = [f"m.{k}.ttb" for k in range(3)]
     told = ["--input=x=@x.npy", "--expected_output=@y.npy", "--atol=0", "--rtol=0"]
-    assert run_command.main([*(f"--module={part}" for part in parts), *told]) == 0
-    assert link_command.main([*parts, "-o", "linked.ttb"]) == 0
-    assert run_command.main(["--module=linked.ttb", *told]) == 0
+    assert run_command([*(f"--module={part}" for part in parts), *told]) == 0
+    assert link_command([*parts, "-o", "linked.ttb"]) == 0
+    assert run_command(["--module=linked.ttb", *told]) == 0

@@ -13,7 +13,7 @@ import stitch
 from stitch.program import Array, Role
 from tests.support.training.models import batches, compiled, train, values_of
 
-RUN = "import sys; from stitch.cli.run import main; sys.exit(main())"
+RUN = "import sys; from stitch.cli import run_main as main; sys.exit(main())"
 
 
 def stitch_run(file: Path, inputs: dict[str, Array], outputs: list[str]) -> dict[str, Array]:

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from command_line import exit_code_for, part, refused
 
-from stitch.cli.pack import read_buffers
+from stitch.cli.buffers_csv import read_buffers
 from stitch.errors import StitchError
 from stitch.machine import Path as StitchPath
 from stitch.machine import load_machine

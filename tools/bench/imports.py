@@ -42,7 +42,7 @@ IMPORTS = {
 PROCESSES = {
     'python -c "import numpy"': "import numpy",
     "stitch-run --version": "import sys; sys.argv[1:] = ['--version']\n"
-    "from stitch.cli.run import main; sys.exit(main())",
+    "from stitch.cli import run_main as main; sys.exit(main())",
 }
 
 

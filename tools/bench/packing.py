@@ -19,7 +19,7 @@ from pathlib import Path
 
 from command_line import exit_code_for, from_one, refused
 
-from stitch.cli.pack import read_buffers
+from stitch.cli.buffers_csv import read_buffers
 from stitch.errors import StitchError
 from stitch.packing import Interval, max_load, pack_intervals
 

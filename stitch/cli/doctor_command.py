@@ -1,13 +1,15 @@
-"""What `stitch doctor` checks: packages, extras, plugins, prices, caches, limits, executors."""
+"""`stitch doctor`: check this installation, and say what each part of it gives."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -16,6 +18,8 @@ import numpy as np
 
 from stitch import api, plugins
 from stitch.budget import allowed_nbytes, machine_nbytes
+from stitch.cli.command import EXIT_FAILURE, EXIT_OK, Command, say_result
+from stitch.cli.parser import make_parser
 from stitch.cli.phases import LEVELS, phase
 from stitch.cli.settings import default_cache_folder, project_settings
 from stitch.errors import FormatError, StitchError
@@ -24,6 +28,39 @@ from stitch.option_values import EXECUTOR_NAMES
 from stitch.report import counted
 from stitch.runtime import load_prices, processor_name, this_processor
 from stitch.version import __version__
+
+EXAMPLES = """\
+  stitch doctor
+  stitch doctor --quick
+  stitch doctor --json"""
+
+
+def command() -> Command:
+    """Return `stitch doctor` with its options."""
+    parser = make_parser("Check this installation, and say what each part of it gives.", EXAMPLES)
+    parser.add_argument("--quick", action="store_true",
+                        help="do not compile and run a program with each executor")  # fmt: skip
+    return Command(parser.read, _doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = all_findings(quick=options.quick)
+    counts = Counter(finding.status for finding in findings)
+    verdict = "Stitch works here"
+    if counts["problem"]:
+        verdict = f"{counted(counts['problem'], 'problem')} to solve"
+    elif options.quick:
+        verdict = "no problem found; without --quick programs are run as well"
+    body = {"verdict": verdict, "findings": list(map(asdict, findings))}
+    say_result(body, lambda: [*map(_line, findings), f"verdict: {verdict}"])
+    return EXIT_FAILURE if counts["problem"] else EXIT_OK
+
+
+def _line(finding: Finding) -> str:
+    remedy = f"\n  try: {finding.remedy}" if finding.remedy else ""
+    mark = {"ok": "ok  ", "note": "--  ", "problem": "BAD "}[finding.status]
+    return f"{mark}{finding.topic}: {finding.text}{remedy}"
+
 
 #: The name of the distribution; another one, `stitch`, installs a package of the same name.
 DISTRIBUTION, OTHER = "stitch-runtime", "stitch"

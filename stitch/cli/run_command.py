@@ -206,7 +206,7 @@ def command() -> Command:
     add_run_options(parser)
 
     def body(options: argparse.Namespace) -> int:
-        from stitch.cli.run.run_command import run
+        from stitch.cli.run_files import run
 
         return run(parser, options)
 

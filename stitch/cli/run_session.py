@@ -53,16 +53,6 @@ from stitch.cli.output_checks import (
     trace_kind,
 )
 from stitch.cli.phases import phase
-from stitch.cli.run.run_target import (
-    AddReports,
-    Measured,
-    OneDevice,
-    RunTarget,
-    one_device,
-    open_several,
-    percentiles,
-    refuse_for_one,
-)
 from stitch.cli.run_inputs import (
     Note,
     SlotNames,
@@ -75,6 +65,16 @@ from stitch.cli.run_inputs import (
     parse_array,
     split_slots,
     text_of_array,
+)
+from stitch.cli.run_target import (
+    AddReports,
+    Measured,
+    OneDevice,
+    RunTarget,
+    one_device,
+    open_several,
+    percentiles,
+    refuse_for_one,
 )
 from stitch.cli.tables import table_lines
 from stitch.cli.wiring import wires_of

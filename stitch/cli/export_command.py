@@ -31,7 +31,7 @@ def command() -> Command:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from stitch.cli.export import program_drawing
+    from stitch.cli import program_drawing
     from stitch.cli.module_files import read_modules
     from stitch.cli.output_checks import DRAWING, ONNX, OutputChecks
     from stitch.files import write_files
@@ -46,7 +46,7 @@ def _export(options: argparse.Namespace) -> int:
     (module,) = read_modules([options.module], options.function, verify="full")
     if options.format == "onnx":
         try:
-            from stitch.cli.export.onnx_graph import onnx_bytes
+            from stitch.cli.onnx_graph import onnx_bytes
         except ModuleNotFoundError as error:
             raise CompileError(
                 "writing ONNX models needs the package onnx",

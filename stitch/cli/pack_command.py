@@ -6,6 +6,7 @@ import argparse
 from shlex import quote
 
 from stitch.budget import parse_nbytes
+from stitch.cli.buffers_csv import Buffers, read_buffers
 from stitch.cli.command import (
     EXIT_OK,
     Command,
@@ -15,7 +16,6 @@ from stitch.cli.command import (
     say_written,
 )
 from stitch.cli.output_checks import BUFFERS, OutputChecks
-from stitch.cli.pack.buffers_csv import Buffers, read_buffers
 from stitch.cli.parser import count, file_path, make_parser, size
 from stitch.cli.phases import phase
 from stitch.errors import OutOfMemoryError, UsageError

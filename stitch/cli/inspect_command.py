@@ -22,7 +22,7 @@ from stitch.cli.command import (
     say,
     say_result,
 )
-from stitch.cli.inspect.describe import (
+from stitch.cli.describe import (
     SECTIONS,
     describe,
     describe_symbolic,
