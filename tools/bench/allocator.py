@@ -10,7 +10,6 @@ the space its largest hole has left. `--check` exits 1 above 2.0 us a pair with 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -20,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from command_line import exit_code_for, from_one
+from command_line import bench_parser, exit_code_for, from_one
 
 from stitch.memory import Allocator
 
@@ -171,10 +170,8 @@ def measure(live: int, way: str, replayed: Replay, rounds: int) -> Row:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("--rounds", type=from_one, default=400)
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--check", action="store_true", help=f"exit 1 above {GOAL_US} us a pair")
     options = parser.parse_args(arguments)
     ways: tuple[tuple[str, Replay], ...] = (("any", replay), ("pinned", replay_pinned))
     rows = [measure(live, way, replayed, options.rounds) for live in LIVE for way, replayed in ways]

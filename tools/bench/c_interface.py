@@ -8,7 +8,6 @@ the least of all rounds counts, each of which is the least of many calls. Needs 
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from command_line import exit_code_for, extents, from_one
+from command_line import bench_parser, exit_code_for, extents, from_one
 
 import stitch
 from stitch.c_interface.build import build_library
@@ -73,12 +72,10 @@ print(1e6 * best)
 
 def main() -> int:
     """Measure each shape; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("--shapes", type=extents, nargs="+", default=SHAPES)
     parser.add_argument("--calls", type=from_one, default=20_000, help="calls of a round")
     parser.add_argument("--rounds", type=from_one, default=5)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     rows, missed = [], []
     with tempfile.TemporaryDirectory() as scratch:

@@ -49,6 +49,16 @@ def extents(text: str) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
+def bench_parser(text: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+    """The parser of a benchmark that `text` describes, with the options that each has."""
+    parser = argparse.ArgumentParser(
+        description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print results as JSON")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
+    return parser
+
+
 def exit_code_for(missed: Iterable[str], *, check: bool) -> int:
     """Print each missed goal to stderr; 1 if there is one and `check`, else 0."""
     goals = list(missed)

@@ -30,7 +30,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
-from command_line import exit_code_for, from_one
+from command_line import bench_parser, exit_code_for, from_one
 
 WAYS = ("stitch", "kept", "warm", "aot_eager", "inductor")
 #: The most that ours may be of another way's time, and that part of `warm` which a cache can spare.
@@ -126,14 +126,10 @@ def rounds_of(network: str, options: argparse.Namespace) -> dict[str, dict[str, 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; see the module's docstring for the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=NETWORKS, metavar="NAME")
     parser.add_argument("--small", action="store_true", help="networks in a small size")
     parser.add_argument("--rounds", type=from_one, default=3, help="processes for each way (3)")
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -41,7 +41,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
-from command_line import exit_code_for, from_one, several_from_one
+from command_line import bench_parser, exit_code_for, from_one, several_from_one
 from fractal_ways import (
     blockwise_cases,
     compiling,
@@ -195,9 +195,7 @@ def results_of(suite: str, options: argparse.Namespace) -> Iterator[Result]:
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     suites = (*NETWORKS, *FIGURES)
     parser.add_argument("--suite", default=",".join(suites), help=", ".join(suites))
     parser.add_argument("--depth", type=from_one, default=8, help="layers of the stacked LSTM")
@@ -225,8 +223,6 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--plot", default="", metavar="FILE.html", help="draw growth by plotly")
     parser.add_argument("--grown", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     options.compiled = not options.no_compile
     options.suite, options.executors = options.suite.split(","), options.executors.split(",")

@@ -16,7 +16,6 @@ is missed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -27,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from command_line import exit_code_for, part, refused
+from command_line import bench_parser, exit_code_for, part, refused
 
 from stitch.cli.buffers_csv import read_buffers
 from stitch.errors import StitchError
@@ -426,13 +425,11 @@ def missed(row: Row, slack: float) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.csv")
     parser.add_argument("--slack", type=part, default=BOUND_SLACK, help="free part of the load")
     parser.add_argument("--random", action="store_true", help="random spaces beside the files, too")
     parser.add_argument("--known", action="store_true", help="lifetimes are known beforehand")
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     try:
         rows = [row_of_file(path, options.slack, known=options.known) for path in options.files]

@@ -16,7 +16,6 @@ missed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -25,7 +24,7 @@ import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 
-from command_line import exit_code_for, from_one
+from command_line import bench_parser, exit_code_for, from_one
 
 #: Milliseconds beyond `import numpy`, and how often its whole process.
 GOAL_MS, GOAL_RATIO = 110.0, 1.5
@@ -114,10 +113,8 @@ def by_package(cache: str) -> dict[str, float]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; see the module's docstring for the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("--rounds", type=from_one, default=11)
-    parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as cache:
         least = least_ms(options.rounds, cache)

@@ -27,7 +27,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from command_line import exit_code_for, from_one, from_zero, refused
+from command_line import bench_parser, exit_code_for, from_one, from_zero, refused
 
 import stitch
 from stitch.errors import StitchError
@@ -191,7 +191,7 @@ def tiny(options: argparse.Namespace, executor: str) -> Row:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print; with `--check` the exit code says whether every goal was reached."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("--sizes", type=from_one, nargs="*", default=[512])
     parser.add_argument("--tasks", type=from_one, default=64)
     parser.add_argument("--inter_op_threads", type=from_one, default=2)
@@ -199,8 +199,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", default="wormhole_n150")
     parser.add_argument("--rounds", type=from_one, default=100)
     parser.add_argument("--seed", type=from_zero, default=0)
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(words)
     if options.inter_op_threads < 2:
         parser.error("--inter_op_threads takes numbers from 2 on")

@@ -11,7 +11,6 @@ NumPy or torch.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import math
@@ -24,7 +23,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from command_line import exit_code_for, extents, from_one
+from command_line import bench_parser, exit_code_for, extents, from_one
 
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.memory import prepare_copy
@@ -181,11 +180,9 @@ def least_times(ways: dict[str, Call], rounds: int) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("shapes", nargs="*", type=extents, default=SHAPES, help="2048x2048")
     parser.add_argument("--rounds", type=from_one, default=101)
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 below a goal")
     options = parser.parse_args(arguments)
     rows = [
         measure(shape, host, device, options.rounds)

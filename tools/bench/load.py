@@ -20,7 +20,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from command_line import above_zero, exit_code_for, from_one
+from command_line import above_zero, bench_parser, exit_code_for, from_one
 
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.program import (
@@ -133,13 +133,11 @@ def missed(figures: dict[str, float], operations: int) -> list[str]:
 
 def main(words: list[str] | None = None) -> int:
     """Measure, print; with `--check` the exit code says whether every goal was reached."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("--operations", type=from_one, default=10_000)
     parser.add_argument("--small-mb", "--small_mb", type=above_zero, default=1)
     parser.add_argument("--large-mb", "--large_mb", type=above_zero, default=500)
     parser.add_argument("--runs", type=from_one, default=9)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     arguments = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(arguments, Path(folder))

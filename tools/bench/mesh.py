@@ -12,7 +12,6 @@ Goals: 0.9 for stages of 5 ms and longer, 0.8 for shorter ones; the values of on
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -26,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from command_line import above_zero, exit_code_for, from_one
+from command_line import above_zero, bench_parser, exit_code_for, from_one
 
 import stitch
 from stitch.mesh import Mesh, open_mesh
@@ -189,15 +188,13 @@ def missed(rows: Iterable[Row]) -> list[str]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print; with `--check` the exit code says whether every goal was reached."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("--stages", type=above_zero, nargs="+", default=[20.0, 5.0, 1.0])
     parser.add_argument("--nbytes", type=from_one, nargs="+", default=[64 << 10, 4 << 20])
     parser.add_argument("--batches", type=from_one, default=16)
     parser.add_argument("--in_flight", type=from_one, default=4)
     parser.add_argument("--rounds", type=from_one, default=15)
     parser.add_argument("--machine", default="wormhole_n150")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(words)
     with open_mesh(2, machine=options.machine, backend="ray", in_flight=options.in_flight) as mesh:
         rows = [

@@ -14,7 +14,6 @@ piece; at most 1 ms of planning for every tensor, in the median of each machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -23,7 +22,7 @@ import time
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from command_line import exit_code_for, from_one, from_zero, refused
+from command_line import bench_parser, exit_code_for, from_one, from_zero, refused
 from moves_ways.plain import best_way, lands
 
 from stitch.errors import StitchError
@@ -203,14 +202,12 @@ def missed(row: Row) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("--machines", nargs="+", default=MACHINES, help="names or YAML files")
     parser.add_argument(
         "--cases", type=from_one, default=4, help="cases of each kind and utilisation"
     )
     parser.add_argument("--seed", type=from_zero, default=0)
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     try:
         for name in options.machines:

@@ -13,7 +13,6 @@ exits 1 where, of a machine, the median of errors is above 20 %, or that of a te
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -23,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 import timed_on_silicon
-from command_line import exit_code_for, refused
+from command_line import bench_parser, exit_code_for, refused
 from timed_on_silicon import missed_goals, summary_line
 
 from stitch.errors import StitchError, UsageError
@@ -205,13 +204,9 @@ def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.csv", default=[PRODUCTS])
     parser.add_argument("--leave_out", choices=["row", "group"])
-    parser.add_argument("--json", action="store_true", help="a list with a row per product")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     arguments = parser.parse_args(words)
     try:
         products = [timed for path in arguments.files for timed in read_timed(path)]

@@ -19,7 +19,6 @@ everything counts, the machine's other work too. `--check` exits 1 where `pipeli
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -33,7 +32,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
 import numpy as np
-from command_line import exit_code_for, from_one, refused, several_from_one
+from command_line import bench_parser, exit_code_for, from_one, refused, several_from_one
 
 import stitch
 from stitch import ComputationGraphBuilder, DataType
@@ -195,9 +194,7 @@ def missed_goals(rows: Sequence[Row]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; see the module's docstring for the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument(
         "--chains", type=several_from_one, default=(2, 8, 64), help="2,8,64: numbers of programs"
     )
@@ -205,8 +202,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=from_one, default=1)
     parser.add_argument("--machine", default="wormhole_n150")
     parser.add_argument("--rounds", type=from_one, default=301)
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     try:
         load_machine(options.machine)

@@ -9,7 +9,6 @@ printed is this machine's. A ratio of 1.0 cannot be improved; `bound` is proved 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from command_line import exit_code_for, from_one, refused
+from command_line import bench_parser, exit_code_for, from_one, refused
 
 from stitch.cli.buffers_csv import read_buffers
 from stitch.errors import StitchError
@@ -85,14 +84,12 @@ def ratio(peak: int, load: int) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.csv")
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--placements", type=from_one, metavar="N")
     budget.add_argument("--seconds", type=int, choices=sorted(PLACEMENTS), default=1)
     parser.add_argument("--cp-sat", type=from_one, default=0, metavar="S", help="seconds of CP-SAT")
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     placements = options.placements or PLACEMENTS[options.seconds]
     goal = min((GOALS[s] for s, n in PLACEMENTS.items() if n <= placements), default=GOALS[1])

@@ -52,7 +52,7 @@ from random import Random
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
-from command_line import exit_code_for, from_one
+from command_line import bench_parser, exit_code_for, from_one
 from peer_ways import ours
 from peer_ways.cases import Absent, Case, NotAvailableError, Subject, Way
 from peer_ways.chains import CHAINS
@@ -191,9 +191,7 @@ def measure(subject: Subject, options: argparse.Namespace) -> Result:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--suite", choices=list(DEFAULTS), default="chain")
     several = parser.add_argument_group("what runs (each takes names)")
     for option, known in DEFAULTS["chain"].items():
@@ -223,8 +221,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=from_one, default=0, help="instead of each subject's own number"
     )
-    parser.add_argument("--json", action="store_true", help="print results as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     if options.width % 64:
         parser.error("--width takes multiples of 64: heads of bert and gpt are as wide")

@@ -20,7 +20,6 @@ bound elsewhere at most 20 us a task, replayed at most 1 us, both from 100 tasks
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import sys
@@ -31,7 +30,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from command_line import exit_code_for, from_one, refused
+from command_line import bench_parser, exit_code_for, from_one, refused
 
 import stitch
 from stitch.cli.module_files import read_document
@@ -355,7 +354,7 @@ def misses(rows: Sequence[Row]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument(
         "--tasks", nargs="*", type=from_one, default=TASKS, metavar="N", help="lengths"
     )
@@ -367,8 +366,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--traces", nargs="*", type=Path, default=[], metavar="FILE")
     parser.add_argument("--rounds", type=from_one, default=2, help="the least counts")
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     try:
         rows = [row_of(path, options.rounds) for path in options.traces]

@@ -15,7 +15,6 @@ playwright and Chromium (`--browser`).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -30,7 +29,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
-from command_line import exit_code_for, from_one, refused
+from command_line import bench_parser, exit_code_for, from_one, refused
 
 import stitch
 from stitch import ComputationGraphBuilder
@@ -206,13 +205,11 @@ def missed(pages: list[Page], six_parts: int, code: int, ratios: tuple[float, fl
 
 def main(words: list[str] | None = None) -> int:
     """Measure, print, and compare with the goals."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = bench_parser(__doc__)
     parser.add_argument("--events", type=from_one, default=200_000, help="of each run")
     parser.add_argument("--rounds", type=from_one, default=3, help="of each measurement")
     parser.add_argument("--seed", type=int, default=0, help="of the random buffers")
     parser.add_argument("--browser", default="/usr/bin/chromium", help="Chromium's path")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(words)
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,6 @@ what the chain holds while a task is queued, read again or not.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -30,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from command_line import exit_code_for, from_zero, refused
+from command_line import bench_parser, exit_code_for, from_zero, refused
 from residency_ways.chains import (
     Chain,
     Work,
@@ -299,13 +298,9 @@ def rows_of(traces: Sequence[Path], seeds: int) -> Iterator[Row]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=TRACES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__, epilog=TRACES)
     parser.add_argument("--traces", nargs="*", type=Path, default=[], metavar="FILE")
     parser.add_argument("--seeds", type=from_zero, default=6, help="how many random chains")
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     try:
         rows = list(rows_of(options.traces, options.seeds))

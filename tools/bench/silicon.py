@@ -16,7 +16,6 @@ from DRAM, the median of errors is above 15 % or the error of a tenth of the cop
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -26,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import timed_on_silicon
-from command_line import exit_code_for, from_one, refused
+from command_line import bench_parser, exit_code_for, from_one, refused
 from timed_on_silicon import missed_goals, summary_line
 
 from stitch.errors import StitchError, UsageError
@@ -225,9 +224,7 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.csv", default=[TRACES])
     parser.add_argument("--machine", default="wormhole_n150", help="a name, or a description")
     parser.add_argument(
@@ -235,8 +232,6 @@ def main(words: list[str] | None = None) -> int:
         help="cycles between the reads of a recorded kernel; 1: none recorded",
     )  # fmt: skip
     parser.add_argument("--leave_one_out", action="store_true")
-    parser.add_argument("--json", action="store_true", help="a list with a row per copy")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     arguments = parser.parse_args(words)
     try:
         machine = load_machine(arguments.machine)

@@ -10,7 +10,6 @@ Goals: 1.1 from width 1024 on, 1.5 below.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -27,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from command_line import exit_code_for, from_one
+from command_line import bench_parser, exit_code_for, from_one
 
 import stitch
 from stitch.program import Array
@@ -177,7 +176,7 @@ def missed(rows: Sequence[Row]) -> list[str]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print; with `--check` the exit code says whether every goal was reached."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("--widths", type=from_one, nargs="+", default=[1024, 256])
     parser.add_argument(
         "--batches", type=from_one, nargs="+", default=[64, 32], help="each width's"
@@ -185,8 +184,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--micro_batches", type=from_one, default=8)
     parser.add_argument("--rounds", type=from_one, default=15)
     parser.add_argument("--machine", default="host")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(words)
     rows = [
         measured(width, batch, options.micro_batches, options.rounds, options.machine)

@@ -27,7 +27,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import torch
-from command_line import exit_code_for, from_one, refused
+from command_line import bench_parser, exit_code_for, from_one, refused
 from train_ways.models import MODELS, Sizes, subjects
 
 from stitch.errors import StitchError
@@ -132,16 +132,12 @@ def rows_of(subject: Any, options: argparse.Namespace) -> list[Row]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; 1 where a goal is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--models", default="mlp,transformer")
     parser.add_argument("--machine", default="wormhole_n150")
     parser.add_argument("--optimizer", default="sgd", choices=("sgd", "adamw"))
     parser.add_argument("--batch", type=from_one, default=64)
     parser.add_argument("--rounds", type=from_one, default=41)
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     models = options.models.split(",")
     unknown = [name for name in models if name not in MODELS]

@@ -35,7 +35,7 @@ from dataclasses import asdict, replace
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
-from command_line import exit_code_for, several_from_one
+from command_line import bench_parser, exit_code_for, several_from_one
 from steady_ways import feeding, holding, observing, queueing, sessions, torch_graphs
 from steady_ways.measuring import FULL, QUICK, Effort, Row
 
@@ -47,9 +47,7 @@ GROUPS: Mapping[str, Callable[[Effort], Iterator[Row]]] = {
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--only", default=",".join(GROUPS), help="groups of rows")
     parser.add_argument("--quick", action="store_true", help="a few rounds of few lengths")
     parser.add_argument(
@@ -61,8 +59,6 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--windows", type=several_from_one, default=(), help="windows of its devices"
     )
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     options.only = options.only.split(",")
     unknown = [name for name in options.only if name not in GROUPS]

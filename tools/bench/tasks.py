@@ -14,7 +14,6 @@ a call, and three times as fast as the pool; of a graph at most 4, 4 and 3 us a 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -32,7 +31,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from command_line import exit_code_for, from_one, from_zero
+from command_line import bench_parser, exit_code_for, from_one, from_zero
 
 import stitch
 from stitch.program import DataType, TensorDesc, host_layout
@@ -274,15 +273,13 @@ def missed(rows: Sequence[Row]) -> list[str]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print; with `--check` the exit code says whether every goal was reached."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = bench_parser(__doc__)
     parser.add_argument("--counts", type=from_one, nargs="+", default=[100_000, 1_000_000])
     graphs = ["chain", "dag", "arrays", "task_graph"]
     parser.add_argument("--graphs", nargs="+", default=graphs, choices=graphs)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--rounds", type=from_one, default=3)
     parser.add_argument("--seed", type=from_zero, default=0)
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(words)
     with started_ray() if "ray" in options.ways else nullcontext():
         rows = [

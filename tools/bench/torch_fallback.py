@@ -13,7 +13,6 @@ more than 10 us.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import torch
-from command_line import exit_code_for, from_one, several_from_one
+from command_line import bench_parser, exit_code_for, from_one, several_from_one
 
 #: Microseconds that a fallback may cost.
 MOST_US = 10.0
@@ -92,14 +91,10 @@ def part_of(operations: int) -> Callable[[Any], Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; 1 where a goal is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--width", type=from_one, default=64)
     parser.add_argument("--parts", type=several_from_one, default=(1, 2, 4, 6, 8, 10, 12))
     parser.add_argument("--calls", type=from_one, default=2000)
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     middle = in_the_middle(options.calls, options.width)

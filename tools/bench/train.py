@@ -36,7 +36,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 import torch
-from command_line import exit_code_for, from_one, refused
+from command_line import bench_parser, exit_code_for, from_one, refused
 from train_ways.models import MODELS, Sizes, Subject, subjects
 from train_ways.ways import OPTIMIZERS, Step, our_step, torch_step
 
@@ -181,9 +181,7 @@ def show(rows: list[Row]) -> None:
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = bench_parser(__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help=", ".join(MODELS))
     parser.add_argument("--batch", type=from_one, default=64)
     parser.add_argument("--image", type=from_one, default=28, help="side of the cnn's images")
@@ -201,8 +199,6 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--memory", action="store_true", help="also measure growth, apart")
     parser.add_argument("--grown", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     options.models = options.models.split(",")
     options.executors = options.executors.split(",")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import Any
 
-import numpy as np
 from onnx import SparseTensorProto
 
 from stitch import ops
@@ -60,7 +59,7 @@ from stitch.frontend.onnx.values import (
     lower_list,
 )
 from stitch.graph import ComputationGraphBuilder, LayerMethods, SymbolicTensor, choose
-from stitch.program import ABSENT, Operation, int64_array
+from stitch.program import int64_array
 
 # --------------------------------------------------------------------------------------------------
 # If, Loop, Scan and SequenceMap: the branch that is taken, loops as scans or unrolled.
@@ -152,86 +151,12 @@ _HANDLERS: dict[str, Callable[[Walk, ControlCall], Sequence[Bound]]] = {
 CONTROL_OPERATORS = frozenset(_HANDLERS)
 
 
-# --------------------------------------------------------------------------------------------------
-# ONNX's Gradient: the derivative of one value by others, from the operators' own rules.
-
-
-def gradients(
-    builder: ComputationGraphBuilder,
-    result: SymbolicTensor,
-    sources: Sequence[SymbolicTensor],
-    where: str,
-) -> list[SymbolicTensor]:
-    """The derivative of the sum of `result` by each source; zeros where it does not depend on it.
-
-    Raises `CompileError` for an operator without a gradient.
-    """
-    steps = tuple(builder.operations)
-    path = {source.index for source in sources}
-    for step in steps:
-        if not path.isdisjoint(step.inputs):
-            made = [v for v in step.outputs if v != ABSENT]
-            path.update(v for v in made if builder.type_of(v).data_type.is_floating)
-    totals: dict[int, SymbolicTensor] = {}
-    if result.index in path:
-        unit = builder.constant(np.ones((), result.dtype))
-        totals[result.index] = builder.op("Expand", unit, list(result.shape))
-    wanted = {source.index for source in sources}
-    for step in reversed(steps):
-        flowing = [totals.get(v) for v in step.outputs]
-        if any(part is not None for part in flowing) and wanted.isdisjoint(step.outputs):
-            for operand, part in _parts(builder, step, flowing, path, where):
-                before = totals.get(operand)
-                totals[operand] = part if before is None else before + part
-    return [
-        totals.get(source.index, builder.constant(np.zeros(source.shape, source.dtype)))
-        for source in sources
-    ]
-
-
-def _parts(
-    builder: ComputationGraphBuilder,
-    step: Operation,
-    flowing: Sequence[SymbolicTensor | None],
-    path: set[int],
-    where: str,
-) -> list[tuple[int, SymbolicTensor]]:
-    """What flows back from one operation into each of its operands on the path."""
-    chosen = tuple(value in path for value in step.inputs)
-    if not any(chosen):
-        return []
-    definition = ops.definition_of(step)
-    if definition.gradient is None:
-        raise CompileError(f"operator Gradient is not supported through {step.op}, which has none",
-                           where=where)  # fmt: skip
-    tensors = [None if v == ABSENT else SymbolicTensor(builder, v) for v in step.inputs]
-
-    def read(side: str, index: int) -> SymbolicTensor:
-        return SymbolicTensor(builder, (step.inputs if side == "input" else step.outputs)[index])
-
-    context = ops.GradientContext(
-        step.op,
-        builder,
-        ops.resolve_attributes(definition, step.attributes, where),
-        tuple(None if t is None else t.type for t in tensors),
-        tuple(None if v == ABSENT else builder.type_of(v) for v in step.outputs),
-        tuple(None if t is None else builder.known_data(t) for t in tensors),
-        tuple(flowing),
-        chosen,
-        read,
-        where,
-    )
-    pairs = zip(step.inputs, definition.gradient(context), chosen, strict=False)
-    return [(value, part) for value, part, on_path in pairs if on_path and part is not None]
-
-
 #: Functions that call functions can describe any number of nodes in a few bytes.
 MAX_NODES = 1 << 18
 MAX_DEPTH = 50
 #: Bodies of branches and loops are written so many times at most, tries counted.
 MAX_BODIES = 1 << 14
 
-GRADIENT = ("ai.onnx.preview.training", "Gradient")
 _OWN = frozenset(("", name) for name in {"Constant"} | CONTROL_OPERATORS | LIST_OPERATORS)
 
 
@@ -326,8 +251,6 @@ class Walk:
         self._check_plain(call, given)
         if (domain, call.op) == ("", "Constant"):
             return self._constant(call)
-        if (domain, call.op) == GRADIENT:
-            return self._gradient(call, scope)
         if (domain, call.op) in LOWERINGS:
             return self._lowered(call)
         made = upgraded(self.builder, call)
@@ -348,7 +271,7 @@ class Walk:
                 )
 
     def _is_supported(self, op: str, domain: str, version: int) -> bool:
-        known = (domain, op) in _OWN | {GRADIENT} | LOWERINGS.keys() or ops.is_defined(op, domain)
+        known = (domain, op) in _OWN | LOWERINGS.keys() or ops.is_defined(op, domain)
         known |= not domain and is_upgraded(op)
         if known or self._functions.has_schema(op, domain, version):
             return True
@@ -430,21 +353,6 @@ class Walk:
         self.dependencies.note(call.op, call.inputs, made)
         return results
 
-    def _gradient(self, call: NodeCall, scope: Scope) -> Sequence[Bound]:
-        """Only of the graph as it is: the operands are the values that `xs` and `zs` name."""
-        names = (*call.attributes.get("xs", ()), *call.attributes.get("zs", ()))
-        named = [self.look_up(name, scope, call.where) for name in names]
-        result = self.look_up(str(call.attributes.get("y", "")), scope, call.where)
-        same = [_same(a, b) for a, b in zip_longest(named, call.inputs)]
-        if not all(same) or not isinstance(result, SymbolicTensor):
-            raise call.refused(
-                "operator Gradient is not supported at other values than those that it names",
-                expected=", ".join(names),
-            )  # fmt: skip
-        count = len(call.attributes.get("xs", ()))
-        sources = [value for value in call.inputs[:count] if value is not None]
-        return gradients(self.builder, result, sources, call.where)
-
     def _constant(self, call: NodeCall) -> Sequence[Bound]:
         array = constant_array(call, self.model.folder)
         return [self.builder.parameter(call.outputs[0] if call.outputs else "constant", array)]
@@ -524,13 +432,6 @@ class Walk:
         finally:
             self._inside_of.pop()
         return [self.look_up(name, inner, where) for name in outputs]
-
-
-def _same(a: object, b: object) -> bool:
-    """Whether both are one value of the graph (`==` on tensors is an operation)."""
-    if isinstance(a, SymbolicTensor) and isinstance(b, SymbolicTensor):
-        return a.builder is b.builder and a.index == b.index
-    return a is b
 
 
 def _title(op: str, domain: str) -> str:
