@@ -276,10 +276,10 @@ def mark_used(path: Path) -> None:
         os.utime(path)
 
 
-def keep_below(folder: Path, names: re.Pattern[str], most_nbytes: int) -> int:
+def keep_below(folder: Path, most_nbytes: int) -> int:
     """Remove the least recently used files of a folder until `most_nbytes` remain.
 
-    Only files whose whole name matches `names` count; those with the same first group are removed
+    Only files whose whole name matches `NAMES` count; those with the same first group are removed
     together. Files that cannot be removed are skipped. Returns the number of bytes removed.
     """
     sizes: dict[str, int] = {}
@@ -287,7 +287,7 @@ def keep_below(folder: Path, names: re.Pattern[str], most_nbytes: int) -> int:
     paths: dict[str, list[Path]] = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            match = names.fullmatch(entry.name)
+            match = NAMES.fullmatch(entry.name)
             if match is None:
                 continue
             with contextlib.suppress(OSError):  # Another process may have removed it.
@@ -356,7 +356,7 @@ class CompileCache:
 
     def clear(self) -> None:
         """Remove all entries."""
-        keep_below(self.folder, NAMES, 0)
+        keep_below(self.folder, 0)
 
     def _read(self, key: str, notices: list[CompileWarning]) -> CachedCompilation | None:
         try:
@@ -378,7 +378,7 @@ class CompileCache:
                           f"{self.max_nbytes} bytes", "a larger max_nbytes")  # fmt: skip
                 return
             write_entry(self.folder, key, compilation)
-            keep_below(self.folder, NAMES, self.max_nbytes)
+            keep_below(self.folder, self.max_nbytes)
         except StitchError as error:
             self._say(notices, "cache_folder", error.where or str(self.folder),
                       f"the compiled program is not cached: {error.sentence()}",

@@ -211,7 +211,7 @@ OWN_FILES = {
     "stitch/machine/shipped.py": {"read_bytes"},
     "stitch/ttb/ttnn/field_history.py": {"read_bytes"},
     # In a new folder, which is renamed when it is complete.
-    "stitch/cli/example_files.py": {
+    "stitch/cli/examples_command.py": {
         "read_bytes",
         "read_text",
         "rename",

@@ -9,7 +9,7 @@ from shlex import quote
 
 from stitch import plugins
 from stitch.cli.command import EXIT_OK, say_result
-from stitch.cli.example_files import write_example
+from stitch.cli.examples_command import write_example
 from stitch.cli.machine_command import machine_line
 from stitch.cli.module_files import read_document
 from stitch.cli.run_session import run_session

@@ -95,9 +95,9 @@ def slice_line(
             "dur": (end - start) / 1e3, "args": arguments}  # fmt: skip
 
 
-def instant_line(name: str, kind: str, process: int, track: int, at: int) -> Line:
-    """Return an instant at `at` nanoseconds."""
-    return {"name": name, "cat": kind, "ph": "i", "pid": process, "tid": track, "ts": at / 1e3,
+def instant_line(name: str, process: int, track: int, at: int) -> Line:
+    """Return an instant of a plan at `at` nanoseconds."""
+    return {"name": name, "cat": "plan", "ph": "i", "pid": process, "tid": track, "ts": at / 1e3,
             "s": "t", "args": {}}  # fmt: skip
 
 
@@ -308,7 +308,7 @@ class TraceLines:
         elif isinstance(event, PlanMade):
             track = thread_track(self._thread(record.thread))
             name = f"plan {event.index} made"
-            self._emit(instant_line(name, "plan", WALL, track, self._wall(record.at)))
+            self._emit(instant_line(name, WALL, track, self._wall(record.at)))
         return self._out
 
     def rest(self, contents: tuple[Lying, ...]) -> list[Line]:
@@ -360,7 +360,7 @@ class TraceLines:
             steps.add(index, step)
         if isinstance(event, PlanStopped):
             name, track = f"plan {event.index} stopped", worker_track(MAIN_WORKER)
-            self._emit(instant_line(name, "plan", SIMULATED, track, self._clock))
+            self._emit(instant_line(name, SIMULATED, track, self._clock))
         if after is not None:
             self._update(after)
         self._memory.counters(self._clock, self._emit)

@@ -108,9 +108,9 @@ class NodeCall(AttributedNode):
         """An attribute that is a list of words, empty where it is absent."""
         return self.listed(name, count, (str,), "a list of words")
 
-    def reals(self, name: str, count: int | None = None) -> Array:
+    def reals(self, name: str) -> Array:
         """An attribute that is a list of float32 numbers, empty where it is absent."""
-        return np.array(self.listed(name, count, (int, float), "a list of numbers"), np.float32)
+        return np.array(self.listed(name, None, (int, float), "a list of numbers"), np.float32)
 
 
 #: None stands for a result that is not wanted.
