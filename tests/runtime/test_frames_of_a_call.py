@@ -16,7 +16,7 @@ from tests.support.stitched_models import integers, one, scaled
 
 FOLDER = str(Path(runtime.__file__).parent)
 #: Frames and files of a warm call; functions and files of the first one.
-WARM, COLD = (25, 10), (200, 18)
+WARM, COLD = (25, 10), (200, 17)
 
 
 def frames(work: Callable[[], object]) -> list[tuple[str, str]]:
