@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import permutations
-from typing import Protocol, TypeVar
 
 from stitch.mesh import MachineSpecification
+from stitch.parallel.plans import Plan
 
 #: Devices of which all orders are tried. Of more, the order of the file, a chain along the fastest
 #: links from each device, and what `exchanges` makes of the best of these.
@@ -15,22 +15,10 @@ EXACT_DEVICES = 5
 _PROBE = 1 << 20
 
 
-class Timed(Protocol):
-    """A plan with its seconds and its order of devices."""
-
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def order(self) -> tuple[str, ...]: ...
-
-
-T = TypeVar("T", bound=Timed)
-
-
 def fastest_order(
     specification: MachineSpecification, used: int,
-    plan: Callable[[tuple[str, ...], float], T | None], limit: float,
-) -> T | None:  # fmt: skip
+    plan: Callable[[tuple[str, ...], float], Plan | None], limit: float,
+) -> Plan | None:  # fmt: skip
     """Return the fastest plan of all orders of `used` devices that are tried.
 
     Args:

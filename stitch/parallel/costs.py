@@ -222,12 +222,15 @@ class SegmentCosts:
 
     def _on(self, machine: Machine, first: int, end: int) -> _Seconds:
         """Return the seconds of an interval with values inside it where scratch is."""
-        space = self._scratch_spaces.get(machine)
-        if space is None:
+        return self._interval(machine, self.scratch_space(machine), first, end)
+
+    def scratch_space(self, machine: Machine) -> Space:
+        """Return where the scratch of the whole graph is."""
+        if machine not in self._scratch_spaces:
             whole = PlacedSlots(self.graph, machine.shape, home_space(machine))
             scratch = choose_scratch(whole.scratch_nbytes, machine.shape, l1_slots_per_bank=0)
-            space = self._scratch_spaces[machine] = scratch.space
-        return self._interval(machine, space, first, end)
+            self._scratch_spaces[machine] = scratch.space
+        return self._scratch_spaces[machine]
 
     def _interval(self, machine: Machine, near: Space, first: int, end: int) -> _Seconds:
         key = machine, near, first, end
@@ -236,7 +239,7 @@ class SegmentCosts:
         return self._seconds[key]
 
     def _interval_seconds(self, machine: Machine, near: Space, first: int, end: int) -> _Seconds:
-        launch = self._graph(machine, near, first, "empty", frozenset())
+        launch = self.launch(machine, near)
         entering, leaving = self._entering[first], self._leaving(end)
         border = entering | leaving
         border |= {f"{name}.grad" for name in border}
@@ -252,6 +255,10 @@ class SegmentCosts:
             seconds("squares") + seconds("update"),
             max(0.0, seconds("forward", entering) - launch * (backward > 0)),
         )  # fmt: skip
+
+    def launch(self, machine: Machine, near: Space) -> float:
+        """Return the seconds of a program without operations."""
+        return self._graph(machine, near, 0, "empty", frozenset())
 
     @cached_property
     def _entering(self) -> Sequence[frozenset[str]]:
@@ -293,7 +300,7 @@ class SegmentCosts:
             spaces = {name: near for name in inside if name not in far} | dict(self.spaces)
             found = self.graph_seconds(graph, machine, spaces, near)
             if not empty:
-                found = max(0.0, found - self._graph(machine, near, 0, "empty", frozenset()))
+                found = max(0.0, found - self.launch(machine, near))
             self._graphs[key] = found
         return self._graphs[key]
 

@@ -156,7 +156,9 @@ def tensor_mapping(pcg: ParallelComputationGraph, plan: Plan) -> TensorMapping:
         machine = costs.specification.devices[plan.order[0]].machine
         return {
             value.name: TensorPlacement(
-                _shard_devices(plan, shape), costs.spaces.get(value.name, home_space(machine))
+                # A whole value is on the first device of each replica.
+                plan.devices(0) if shape.count == plan.replicas else plan.order[: shape.count],
+                costs.spaces.get(value.name, home_space(machine)),
             )
             for value, shape in zip(graph.values, pcg.shapes, strict=True)
         }
@@ -182,10 +184,3 @@ def tensor_mapping(pcg: ParallelComputationGraph, plan: Plan) -> TensorMapping:
         space = costs.spaces.get(name, home_space(machine))
         mapping[value.name] = TensorPlacement(devices, space)
     return mapping
-
-
-def _shard_devices(plan: Plan, shape: ParallelShape) -> tuple[str, ...]:
-    """Return the devices of the shards of a value of a plan that divides weights."""
-    if shape.count == plan.replicas < len(plan.order):  # Whole, in each replica.
-        return plan.devices(0)
-    return plan.order[: shape.count]

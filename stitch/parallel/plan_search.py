@@ -260,11 +260,7 @@ def _search(
         raise _refusal(searched[-1], shapes, steps, config)
     candidates.sort(key=lambda one: (one.seconds is None, one.seconds or one.at_least or 0.0))
     graph = best.costs.graph
-    whole = (
-        ParallelComputationGraph.whole(graph)
-        if best.degree == 1
-        else (divided_graph(graph, best.degree, best.axes))
-    )
+    whole = divided_graph(graph, best.degree, best.axes) if best.degree > 1 else graph
     pcg = replicated(whole, best.replicas)
     solution = SearchSolution(
         config.algorithm, best.costs.recompute, best.cuts, best.replicas, best.schedule, steps,

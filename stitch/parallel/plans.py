@@ -135,26 +135,6 @@ def _extended(
     return _Terms(once, period, 0.0, update)
 
 
-def plan_seconds(
-    costs: SegmentCosts, ends: Sequence[int], replicas: int, schedule: str, micro_batches: int,
-    order: Sequence[str] | None = None,
-) -> float:  # fmt: skip
-    """Return the estimated seconds of a step of a plan, whether or not it fits in memory.
-
-    Args:
-        ends: The segment after each stage.
-        micro_batches: Those of a step, of all replicas together.
-        order: The names of the devices; by default those of the specification.
-    """
-    order = tuple(costs.specification.devices) if order is None else order
-    terms, share = _Terms(0.0, 0.0, 0.0, 0.0), micro_batches // replicas
-    starts = (0, *ends)
-    for k in reversed(range(len(ends))):
-        stage = costs.stage(starts[k], ends[k], *_places(order, replicas, len(ends), k))
-        terms = _extended(terms, stage, len(ends) - 1 - k, schedule, share)
-    return terms.seconds(share)
-
-
 def _places(
     order: Sequence[str], replicas: int, stages: int, stage: int
 ) -> list[tuple[str, ...]]:  # fmt: skip

@@ -6,7 +6,6 @@ A program is priced once for each machine, so further orders of devices only cos
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +14,7 @@ from stitch.machine import Machine
 from stitch.mesh import ParallelOptions, Step, Timeline, schedule, simulate
 from stitch.parallel.costs import SegmentCosts
 from stitch.parallel.plans import Plan
-from stitch.parallel.stage_memory import StageMemory
+from stitch.parallel.stage_memory import StageMemory, types
 from stitch.parallel.tensor_training import divided_stages
 from stitch.program import InputKind, Space
 from stitch.training import Stage, stages_of
@@ -90,10 +89,6 @@ class PricedStages:
 
     # -- seconds -----------------------------------------------------------------------------------
 
-    def estimated(self, plan: Plan) -> Plan:
-        """Return a plan with the seconds of a step."""
-        return replace(plan, seconds=self.run(plan).makespan)
-
     def run(self, plan: Plan) -> Timeline[Any]:
         """Simulate a step."""
         specification, stages = plan.costs.specification, self._stages
@@ -103,13 +98,23 @@ class PricedStages:
             else self._divided.schedule(share)
         )  # fmt: skip
         places = [plan.devices(place) for place in self._places]
-        sizes = [_sizes(stage.forward) | _sizes(stage.backward) for stage in stages]
+        sizes = [
+            {n: kind.nbytes for graph in (stage.forward, stage.backward) if graph
+             for n, kind in types(graph).items()}
+            for stage in stages
+        ]  # fmt: skip
         homes = {p.name: k for k, each in enumerate(stages) for p in each.parameters}
         steps: dict[str, list[Step[Any]]] = {device: [] for device in specification.devices}
         passes: list[Hashable] = []
 
         def seconds(graph: ComputationGraph | None, device: str) -> float:
-            return self._taken(graph, specification.devices[device].machine)
+            machine = specification.devices[device].machine
+            if graph is None:
+                return 0.0
+            key = id(graph), machine
+            if key not in self._seconds:
+                self._seconds[key] = plan.costs.graph_seconds(graph, machine, plan.costs.spaces)
+            return self._seconds[key]
 
         for replica in range(replicas):
             for order in orders:
@@ -147,20 +152,3 @@ class PricedStages:
                 copies = tuple([("new", name) for name in names])
                 steps[device].append(Step(("copies", replica, k), 0.0, copies))
         return simulate(steps, specification, plan.costs.movement)
-
-    def _taken(self, graph: ComputationGraph | None, machine: Machine) -> float:
-        """Return the seconds of a program."""
-        if graph is None:
-            return 0.0
-        key = id(graph), machine
-        if key not in self._seconds:
-            costs = self.costs
-            self._seconds[key] = costs.graph_seconds(graph, machine, costs.spaces)
-        return self._seconds[key]
-
-
-def _sizes(graph: ComputationGraph | None) -> dict[str, int]:
-    """Return the bytes of the outputs of a graph by name."""
-    if graph is None:
-        return {}
-    return {slot.name: graph.output_type(i).nbytes for i, slot in enumerate(graph.outputs)}

@@ -8,19 +8,14 @@ left to the estimate (`PricedStages`). Of different machines and links the faste
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import permutations
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stitch.compiler import differentiate
-from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
-from stitch.linker import choose_scratch
 from stitch.machine import Machine, room_per_bank
-from stitch.ops import attributes_of
 from stitch.parallel.costs import SegmentCosts
 from stitch.parallel.parallel_graph import ParallelShape, is_parallel
 from stitch.parallel.tensor_graph import GraphDivision
@@ -30,42 +25,43 @@ from stitch.program import (
     InputKind,
     Layout,
     Operation,
-    Space,
     TensorDesc,
     ValueType,
 )
 from stitch.training import (
     Parameter,
-    PlacedSlots,
     accumulation_graph,
     home_space,
     update_graph,
 )
 
+#: A product has two in its gradient.
+_BACKWARD = 2
+
 
 class Terms(NamedTuple):
     """The terms of the cost of a plan, each of which only grows.
 
-    `busy`: the seconds in which the first device computes for a micro-batch, forward and backward.
-    `sent`: those of values that it sends and receives, and of the stages that these begin.
+    `busy`: the seconds in which the first device computes for a micro-batch, at least. `rest`:
+    about those of backward, of values that it sends and receives, and of stages that these begin.
     `update`: those of an update and of adding gradients. `nbytes`: those of parameters, sums of
     gradients and states on the first device, per bank of the default space.
     """
 
     busy: float = 0.0
-    sent: float = 0.0
+    rest: float = 0.0
     update: float = 0.0
     nbytes: int = 0
 
     def plus(self, other: Terms) -> Terms:
         return Terms(
-            self.busy + other.busy, self.sent + other.sent, self.update + other.update,
+            self.busy + other.busy, self.rest + other.rest, self.update + other.update,
             self.nbytes + other.nbytes,
         )  # fmt: skip
 
     def seconds(self, micro_batches: int) -> float:
         """Return about the seconds of a step."""
-        return self.at_least(micro_batches) + micro_batches * self.sent
+        return self.at_least(micro_batches) + micro_batches * self.rest
 
     def at_least(self, micro_batches: int) -> float:
         """Return seconds that a step takes at least: those of the first device."""
@@ -82,25 +78,13 @@ class TensorCosts:
         self._machines = list(
             dict.fromkeys(e.machine for e in costs.specification.devices.values())
         )
-        self._room = max(m.shape.space(home_space(m)).capacity for m in self._machines)
+        #: The bytes of the largest default space.
+        self.room = max(m.shape.space(home_space(m)).capacity for m in self._machines)
         self._of_batch = {
             slot.value for slot in self.graph.inputs
             if slot.kind in (InputKind.ACTIVATION, InputKind.KEY)
         }  # fmt: skip
-        self._trained = self._depending()
         self._seconds = costs.of_operations
-
-    def _depending(self) -> set[int]:
-        """Return the values that depend on parameters."""
-        found = {s.value for s in self.graph.inputs if s.kind is InputKind.PARAMETER}
-        for operation in self.graph.operations:
-            if found.intersection(operation.inputs):
-                found.update(v for v in operation.outputs if v != ABSENT)
-        return found
-
-    def may_fit(self, terms: Terms) -> bool:
-        """Return whether the first device may hold what stays on it."""
-        return terms.nbytes <= self._room
 
     # -- terms -------------------------------------------------------------------------------------
 
@@ -108,24 +92,23 @@ class TensorCosts:
     def start(self) -> Terms:
         """The terms of any plan: the loss, and the programs of a stage."""
         last = self.costs.staged.stages[-1].loss
-        loss = 0.0
-        if last is not None:
-            loss = min(self.costs.graph_seconds(last, each, {}) for each in self._machines)
+        assert last is not None, "the last stage has it"
+        loss = min(self.costs.graph_seconds(last, each, {}) for each in self._machines)
         return Terms(busy=loss + 2 * self._launch)
 
     def operation(self, division: GraphDivision, operation: Operation) -> Terms:
         """Return the terms of an operation of a parallel graph, of parameters those of copies."""
         if not is_parallel(operation):
-            return Terms(busy=min(self._computed(division, operation, m) for m in self._machines))
+            seconds = min(self._computed(division, operation, m) for m in self._machines)
+            return Terms(busy=seconds, rest=_BACKWARD * seconds)
         (source,), (result,) = operation.inputs, operation.outputs
         if source in division.parameters or source in division.known or source in self._of_batch:
             return Terms()  # `parameter` has the terms of what is sent; devices have the batch.
-        axis = attributes_of(operation).get("axis")
         if operation.op in ("Combine", "Reduction"):
-            return self._sent(division.shape(source), axis)
+            return self._sent(division.shape(source))
         # A stage of other devices begins, with programs that add gradients and update.
-        terms = self._sent(division.shape(result), axis)
-        return terms._replace(sent=terms.sent + self._launch)
+        terms = self._sent(division.shape(result))
+        return terms._replace(rest=terms.rest + self._launch)
 
     def parameter(self, division: GraphDivision, value: int) -> Terms:
         """Return the terms of a parameter once all its readers are known."""
@@ -136,38 +119,25 @@ class TensorCosts:
             kind = division.shape(division.converted[value, reads[0]]).shard
         terms = Terms()
         for axis in () if is_divided else reads:
-            terms = terms.plus(self._sent(division.shape(division.converted[value, axis]), axis))
+            terms = terms.plus(self._sent(division.shape(division.converted[value, axis])))
         name = self.graph.values[value].name
         update = min(self._updated(name, kind, machine) for machine in self._machines)
         nbytes = min(self._state_nbytes(name, kind, machine) for machine in self._machines)
         return terms.plus(Terms(update=update, nbytes=nbytes))
 
-    def _sent(self, shape: ParallelShape, axis: Any) -> Terms:
+    def _sent(self, shape: ParallelShape) -> Terms:
         """Return the terms of values between the first device and the others, both ways."""
         nbytes = shape.shard.nbytes
         link = self._cached(("link", nbytes), lambda: min(
             self.costs.movement(a, b, nbytes) for a, b in permutations(self._devices, 2)
         ))  # fmt: skip
-        joined = self._joined(shape, "Add" if axis is None else "Concat", axis)
-        return Terms(sent=2 * link + 2 * self._launch + joined)
+        return Terms(rest=2 * link + 2 * self._launch)
 
     # -- seconds -----------------------------------------------------------------------------------
 
-    def _near(self, machine: Machine) -> Space:
-        whole = PlacedSlots(self.graph, machine.shape, home_space(machine))
-        return choose_scratch(whole.scratch_nbytes, machine.shape, l1_slots_per_bank=0).space
-
-    @cached_property
-    def _near_spaces(self) -> dict[Machine, Space]:
-        return {machine: self._near(machine) for machine in self._machines}
-
     @cached_property
     def _launch(self) -> float:
-        return min(self._launches.values())
-
-    @cached_property
-    def _launches(self) -> dict[Machine, float]:
-        return {m: self.costs.graph_seconds(_empty(), m, {}) for m in self._machines}
+        return min(self.costs.launch(m, self.costs.scratch_space(m)) for m in self._machines)
 
     def _cached(self, key: Hashable, seconds: Any) -> float:
         if key not in self._seconds:
@@ -177,29 +147,9 @@ class TensorCosts:
     def _of_graph(
         self, graph: ComputationGraph, machine: Machine, near: Sequence[str] = ()
     ) -> float:
-        space = self._near_spaces[machine]
+        space = self.costs.scratch_space(machine)
         seconds = self.costs.graph_seconds(graph, machine, dict.fromkeys(near, space), space)
-        return max(0.0, seconds - self._launches[machine])
-
-    def _joined(self, shape: ParallelShape, op: str, axis: Any) -> float:
-        """Return the seconds to join shards on the first device."""
-        kind, degree = shape.shard, self.degree
-
-        def seconds() -> float:
-            b = ComputationGraphBuilder("joined")
-            names = [f"x{i}" for i in range(degree)]
-            parts: list[Any] = [b.input(name, kind.shape, kind.data_type) for name in names]
-            if op == "Concat":
-                total = b.op("Concat", *parts, axis=axis)
-            else:
-                total = parts[0]
-                for part in parts[1:]:
-                    total = b.op("Add", total, part)
-            b.output("y", total)
-            graph = b.build()
-            return min(self._of_graph(graph, each, [*names, "y"]) for each in self._machines)
-
-        return self._cached(("joined", degree, kind, op, axis), seconds)
+        return max(0.0, seconds - self.costs.launch(machine, space))
 
     def _updated(self, name: str, kind: ValueType, machine: Machine) -> float:
         """Return the seconds to update a parameter and to add its gradients."""
@@ -215,53 +165,38 @@ class TensorCosts:
         return self._cached(("update", group, kind, machine, self.micro_batches), seconds)
 
     def _computed(self, division: GraphDivision, operation: Operation, machine: Machine) -> float:
-        """Return the seconds of an operation forward and backward on a shard."""
+        """Return the seconds of an operation on a shard."""
         kinds = [None if v == ABSENT else division.shape(v).shard for v in operation.inputs]
         data = {i: self._data(division, v) for i, v in enumerate(operation.inputs)}
         known = tuple([
             (i, a.tobytes() if a.nbytes < 1024 else b"") for i, a in data.items() if a is not None
         ])  # fmt: skip
-        origins = [self._origin(division, v) for v in operation.inputs]
         made = tuple([division.shape(v).shard for v in operation.outputs if v != ABSENT])
         key = (
             operation.op, operation.domain, tuple(sorted(map(str, operation.attributes.items()))),
-            operation.body, tuple(kinds), made, known, tuple(origins), machine,
+            operation.body, tuple(kinds), made, known, machine,
         )  # fmt: skip
-        return self._cached(key, lambda: self._timed(operation, kinds, data, origins, machine))
+        return self._cached(key, lambda: self._timed(operation, kinds, data, machine))
 
     def _data(self, division: GraphDivision, v: int) -> Array | None:
         if v in division.known:
             return division.known[v]
         return next((c.data for c in division.constants if c.value == v), None)
 
-    def _origin(self, division: GraphDivision, v: int) -> str:
-        """Return what an operand is: a parameter, a value that depends on some, or neither."""
-        source = next((key[0] for key, made in division.converted.items() if made == v), v)
-        if source in division.parameters:
-            return "parameter"
-        # Values that the division has added come of products.
-        is_trained = source in self._trained or source >= len(self.graph.values)
-        return "trained" if is_trained else ""
-
     def _timed(
         self, operation: Operation, kinds: Sequence[ValueType | None],
-        data: dict[int, Array | None], origins: Sequence[str], machine: Machine,
+        data: dict[int, Array | None], machine: Machine,
     ) -> float:  # fmt: skip
         b = ComputationGraphBuilder("one")
         operands: list[Any] = []
-        near, wanted = ["y"], []
-        for i, (v, kind) in enumerate(zip(operation.inputs, kinds, strict=True)):
+        for i, kind in enumerate(kinds):
             array = data[i]
             if kind is None:
                 operands.append(None)
             elif array is not None:
                 operands.append(b.parameter(f"c{i}", np.broadcast_to(array, kind.shape)))
-            elif v in operation.inputs[:i]:
-                operands.append(operands[operation.inputs.index(v)])
             else:
                 operands.append(b.input(f"x{i}", kind.shape, kind.data_type))
-                near += [] if origins[i] == "parameter" else [f"x{i}"]
-                wanted += [f"x{i}"] if origins[i] and kind.data_type.is_floating else []
         if operation.body == ABSENT:
             names = ["y"] * len(operation.outputs)
             made = b.repeat(operation, operands, names, [None] * len(names))
@@ -269,16 +204,7 @@ class TensorCosts:
             body = self.graph.bodies[operation.body]
             made = b.carry(operation.op, operation.domain, body, operands, operation.attributes)
         b.output("y", made[0])
-        graph = b.build()
-        seconds = self._of_graph(graph, machine, near)
-        if not wanted or not made[0].type.data_type.is_floating:
-            return seconds
-        try:
-            backward = differentiate(graph, wanted, outputs=["y"]).backward
-        except CompileError:
-            return seconds  # A value that no gradient passes.
-        passed = ["y.grad", *[f"{name}.grad" for name in wanted if name in near]]
-        return seconds + self._of_graph(backward, machine, passed)
+        return self._of_graph(b.build(), machine, ["y", *[f"x{i}" for i in range(len(kinds))]])
 
     # -- bytes -------------------------------------------------------------------------------------
 
@@ -288,9 +214,3 @@ class TensorCosts:
         has_master = Parameter(name, kind, "").has_master
         desc = TensorDesc(kind.shape, Layout(kind.data_type, home_space(machine)))
         return (2 + len(group.states) + has_master) * room_per_bank(desc, machine.shape)
-
-
-def _empty() -> ComputationGraph:
-    b = ComputationGraphBuilder("empty")
-    b.output("y", b.op("Identity", b.input("x", (1,), "float32")))
-    return replace(b.build(), operations=(), outputs=())

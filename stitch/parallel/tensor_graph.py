@@ -31,6 +31,8 @@ from stitch.program import (
     ValueType,
 )
 
+#: The operators whose weights are divided, and the position of the weight.
+WEIGHTS = {"MatMul": 1, "Gemm": 1, "Conv": 1, "Gather": 0}
 #: The axis of each divided weight, by name.
 Axes = Mapping[str, int]
 
@@ -133,11 +135,8 @@ class GraphDivision:
         """Return a copy without operations, that knows of values only the live ones."""
         new = copy(self)
         new.operations, new.constants = [], []
-        new.wanted, new.used, new.read_whole = (
-            dict(self.wanted),
-            set(self.used),
-            set(self.read_whole),
-        )
+        new.wanted, new.used = dict(self.wanted), set(self.used)
+        new.read_whole = set(self.read_whole)
         new.axes = {v: axis for v, axis in self.axes.items() if v in live}
         new.converted = {key: v for key, v in self.converted.items() if key[0] in live}
         new.more = {v: self.more[v] for v in new.converted.values()}
@@ -214,8 +213,13 @@ class GraphDivision:
         return None
 
     def _is_taken(self, operation: Operation, division: Division, has_weight: bool) -> bool:
-        """Whether an operator runs so: without a divided weight, it makes no sums, and no whole
-        value of the batch is divided to keep another one divided."""
+        """Whether an operator runs so: a bias does not divide its weight; without a divided
+        weight, it makes no sums, and no whole value of the batch is divided to keep another one
+        divided."""
+        at = WEIGHTS.get(operation.op, 0)
+        weight, axis = operation.inputs[at], division.operands[at]
+        if weight in self.parameters and axis is not None and operation.op in WEIGHTS:
+            return self.wanted.get(weight) == axis
         return has_weight or (
             None not in division.results
             and all(

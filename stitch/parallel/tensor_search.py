@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from stitch.errors import CompileError
@@ -19,7 +20,7 @@ from stitch.parallel.costs import SegmentCosts
 from stitch.parallel.plans import Plan, undominated
 from stitch.parallel.simulated_steps import PricedStages
 from stitch.parallel.tensor_costs import TensorCosts, Terms
-from stitch.parallel.tensor_graph import GraphDivision
+from stitch.parallel.tensor_graph import WEIGHTS, GraphDivision
 from stitch.program import ABSENT, InputKind, Operation
 
 #: Weights of which all plans are priced.
@@ -27,8 +28,6 @@ FEW_WEIGHTS = 3
 #: Of more weights: plans that are kept after each operation, and those that are priced at the end.
 MOST_LABELS = 64
 MOST_PRICED = 8
-#: The operators whose weights are divided, and the position of the weight.
-_WEIGHTS = {"MatMul": 1, "Gemm": 1, "Conv": 1, "Gather": 0}
 
 
 class _Label(NamedTuple):
@@ -57,8 +56,8 @@ class DividedPlans:
         #: Seconds that plans that were left out take at least.
         self._left_out = math.inf
         products = {
-            o.inputs[_WEIGHTS[o.op]] for o in costs.graph.operations
-            if not o.domain and o.op in _WEIGHTS
+            o.inputs[WEIGHTS[o.op]] for o in costs.graph.operations
+            if not o.domain and o.op in WEIGHTS
         }  # fmt: skip
         parameters = {s.value for s in costs.graph.inputs if s.kind is InputKind.PARAMETER}
         self._is_exact = len(products & parameters) <= FEW_WEIGHTS
@@ -95,14 +94,14 @@ class DividedPlans:
                 )  # fmt: skip
                 if self._within_memory and not stages.fits(tried):
                     return None
-                tried = stages.estimated(tried)
+                tried = replace(tried, seconds=stages.run(tried).makespan)
                 if tried.seconds >= limit:
                     at_least = min(at_least, limit)
                     return None
                 return None if self._within_memory and not stages.check_memory(tried) else tried
 
-            specification = self.costs.specification
-            found = fastest_order(specification, replicas * self.degree, plan, limit)
+            used = replicas * self.degree
+            found = fastest_order(self.costs.specification, used, plan, limit)
             if found is not None:
                 best, limit = found, found.seconds
         return best, at_least if best is None else min(at_least, best.seconds)
@@ -156,8 +155,8 @@ class DividedPlans:
         is_faster = self._least(terms, self._share) < limit
         if not is_faster:
             self._left_out = min(self._left_out, terms.at_least(self._share))
-        fits = guide.may_fit(terms) or not self._within_memory
-        return is_faster and math.isfinite(terms.sent) and fits
+        fits = terms.nbytes <= guide.room or not self._within_memory
+        return is_faster and math.isfinite(terms.rest) and fits
 
     def _least(self, terms: Terms, share: int) -> float:
         """Return the seconds by which a plan is left out."""
@@ -186,9 +185,7 @@ def _added(
     """Add an operation to a division; return the terms of what that adds."""
     division.operations.clear()
     division.add(operation)
-    terms = Terms()
-    for one in division.operations:
-        terms = terms.plus(costs.operation(division, one))
+    terms = _of_operations(costs, division)
     for v in dict.fromkeys(operation.inputs):
         if v in division.parameters and last[v] == at:
             terms = terms.plus(costs.parameter(division, v))
@@ -200,6 +197,10 @@ def _finished(costs: TensorCosts, division: GraphDivision) -> Terms:
     division.operations.clear()
     for slot in costs.graph.outputs:
         division.whole(slot.value)
+    return _of_operations(costs, division)
+
+
+def _of_operations(costs: TensorCosts, division: GraphDivision) -> Terms:
     terms = Terms()
     for one in division.operations:
         terms = terms.plus(costs.operation(division, one))
@@ -209,7 +210,7 @@ def _finished(costs: TensorCosts, division: GraphDivision) -> Terms:
 def _choices(division: GraphDivision, operation: Operation) -> Iterator[dict[int, int]]:
     """Yield the ways to divide the weight that an operation is the first to read."""
     yield {}
-    position = _WEIGHTS.get(operation.op, -1)
+    position = WEIGHTS.get(operation.op, -1)
     if operation.domain or not 0 <= position < len(operation.inputs):
         return
     weight = operation.inputs[position]

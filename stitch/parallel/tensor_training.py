@@ -66,6 +66,18 @@ class _Shards:
         self.slots = {slot.value: slot for slot in self.whole.inputs}
         self.constants = {constant.value for constant in self.whole.constants}
         self.divided = self._divided()
+        before = {s.name: s.value for s in self.whole.inputs}
+        states = [(before[s.name], s.value) for s in self.whole.outputs if s.name in before]
+        #: The turn of the new value of each state, in which the state is read: a stage has both.
+        self.late: dict[int, int] = {}
+        for _ in range(len(states) + 2):
+            self._place_all()
+            late = {old: self.made.get((new, 0), (0, 0))[1] for old, new in states}
+            if late == self.late:
+                break
+            self.late = late
+
+    def _place_all(self) -> None:
         #: The shard that another one is: an own copy, or an input that devices read themselves.
         self.same: dict[Shard, Shard] = {}
         #: The device that makes a shard, and the turn; readers of what it sends are a turn later.
@@ -146,7 +158,7 @@ class _Shards:
 
     def _place(self, part: Part, device: int) -> None:
         """Add an operation to the first turn in which its operands are there."""
-        turn = 0
+        turn = max((self.late.get(s[0], 0) for s in part.inputs if s), default=0)
         for shard in filter(None, part.inputs):
             source = self.same.get(shard, shard)
             if source in self.made:

@@ -187,7 +187,7 @@ def test_a_plan_that_cannot_be_cut_is_not_found() -> None:
     x = b.input("x", (4, 8), "float32")
     w = b.input("w", (8, 8), "float32", InputKind.PARAMETER)
     mean = b.input("mean", (4, 8), "float32", InputKind.STATE)
-    h = b.op("MatMul", x, w)
+    h = b.op("MatMul", x + mean, w)
     b.output("mean", mean * 0.9 + h)
     b.output("y", h)
     two = MachineSpecification.of(2, "tiny")

@@ -10,9 +10,10 @@ import pytest
 
 import stitch
 from stitch.errors import CompileError, StitchError, UsageError
-from stitch.graph import ComputationGraph
+from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.mesh import ParallelOptions
 from stitch.parallel import ParallelComputationGraph, divided_graph, replicated
+from stitch.program import InputKind
 from stitch.testing import evaluate_graph
 from stitch.training import TrainingOptions, stage_graph
 from tests.parallel.test_parallel_graph import drawn
@@ -210,6 +211,30 @@ def test_an_operator_that_does_not_run_in_shards_is_one_error() -> None:
     with pytest.raises(CompileError, match="no operator that reads parameter 's0'") as caught:
         divided_graph(graph, 2, {"s0": 0})
     assert "leave it whole" in str(caught.value)
+
+
+def test_a_bias_alone_is_not_divided() -> None:
+    graph = stage_graph(model_of(mlp(2)), TrainingOptions())
+    with pytest.raises(CompileError, match="no operator that reads parameter 'b0'"):
+        divided_graph(graph, 2, {"b0": 0})
+    assert divided_graph(graph, 2, {"w0": 1, "b0": 0}).graph.operations
+
+
+def test_a_state_is_replaced_after_a_divided_weight() -> None:
+    b = ComputationGraphBuilder("averaged")
+    x, mean = b.input("x", (4, 8), "float32"), b.input("mean", (4, 8), "float32", InputKind.STATE)
+    h = b.op("MatMul", x, b.input("w", (8, 8), "float32", InputKind.PARAMETER))
+    b.output("mean", mean * 0.9 + h)
+    b.output("y", h)
+    model = model_of(b.build())
+    words: Any = {"optimizer": "adam", "loss": "mse", "weights": model.values, "target": "tiny"}
+    divided = stitch.compile(model.graph, parallel={"tensor": 2, "divide": {"w": 1}}, **words)
+    batches = drawn_batches(model, 1)
+    with divided.start() as training:
+        losses, state = training.step(batches), training.state_dict()
+    with stitch.compile(model.graph, **words).start() as one:
+        assert losses == pytest.approx([float(loss) for loss in one.step(batches)], rel=1e-5)
+        np.testing.assert_allclose(state["mean"], one.state_dict()["mean"], rtol=1e-5)
 
 
 def test_options_that_do_not_go_together_are_one_error() -> None:

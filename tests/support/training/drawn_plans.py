@@ -127,11 +127,10 @@ def divided_plans(case: Case) -> Iterator[Tried]:
                 if steps % replicas:
                     continue
                 for order in permutations(case.specification.devices, replicas * degree):
-                    plan = stages.estimated(
-                        Plan(costs, order, (costs.count,), replicas, "1f1b", steps, 0.0, degree,
-                             chosen)
-                    )  # fmt: skip
-                    yield plan.seconds, partial(stages.check_memory, plan)
+                    plan = Plan(
+                        costs, order, (costs.count,), replicas, "1f1b", steps, 0.0, degree, chosen
+                    )
+                    yield stages.run(plan).makespan, partial(stages.check_memory, plan)
 
 
 def _plans_of(costs: SegmentCosts, names: Sequence[str], steps: int) -> Iterator[Tried]:
