@@ -53,16 +53,32 @@ class TensorCall:
 TensorKernel = Callable[[TensorCall], Sequence[Thunk] | None]
 
 
-def _floating(function: Any, *names: str, **fixed: Any) -> TensorKernel:
-    """Of numbers of one floating-point type, and the attributes of these names."""
+def _of(
+    accepts: Callable[[TensorCall], bool], function: Any, *names: str
+) -> TensorKernel:  # fmt: skip
+    """Of what it accepts, and the attributes of these names."""
 
     def bind(call: TensorCall) -> Sequence[Thunk] | None:
-        if not call.is_floating:
+        if not accepts(call):
             return None
         numbers = [call.attributes[name] for name in names]
-        return (partial(function, *call.operands, *numbers, **fixed, out=call.results[0]),)
+        return (partial(function, *call.operands, *numbers, out=call.results[0]),)
 
     return bind
+
+
+def _is_any(call: TensorCall) -> bool:
+    return True
+
+
+def _is_floating(call: TensorCall) -> bool:
+    return call.is_floating
+
+
+def _is_ordered(call: TensorCall) -> bool:
+    """Whether two operands have one type, which PyTorch orders."""
+    kinds = {t.dtype for t in call.operands if t is not None}
+    return len(call.operands) == 2 and len(kinds) == 1 and kinds.isdisjoint(_SIGNED)
 
 
 #: Types without arithmetic, and those with the same bits in which sums and products wrap as theirs.
@@ -78,32 +94,10 @@ def _wrapping(function: Any) -> TensorKernel:
 
     def bind(call: TensorCall) -> Sequence[Thunk] | None:
         *operands, out = _as_signed((*call.operands, *call.results))
-        if {t.dtype for t in operands} != {out.dtype} or out.dtype is torch.bool:
+        kinds = {t.dtype for t in operands}
+        if len(kinds) != 1 or (function is not torch.eq and kinds & {torch.bool}):
             return None
         return (partial(function, *operands, out=out),)
-
-    return bind
-
-
-def _comparison(function: Any) -> TensorKernel:
-    def bind(call: TensorCall) -> Sequence[Thunk] | None:
-        one, other = call.operands
-        assert one is not None and other is not None
-        if function is torch.eq:
-            one, other = _as_signed((one, other))
-        if one.dtype is not other.dtype or one.dtype in _SIGNED:
-            return None
-        return (partial(function, one, other, out=call.results[0]),)
-
-    return bind
-
-
-def _extreme(function: Any) -> TensorKernel:
-    def bind(call: TensorCall) -> Sequence[Thunk] | None:
-        kinds = {t.dtype for t in call.operands if t is not None}
-        if len(kinds) != 1 or len(call.operands) != 2 or not kinds.isdisjoint(_SIGNED):
-            return None
-        return (partial(function, *call.operands, out=call.results[0]),)
 
     return bind
 
@@ -119,6 +113,10 @@ def _shift(call: TensorCall) -> Sequence[Thunk] | None:
         return (partial(torch.bitwise_left_shift, x, number, out=out),)
     shifted = partial(torch.bitwise_right_shift, x, number, out=out)
     return shifted, partial(torch.bitwise_and, out, (1 << (bits - number)) - 1, out=out)
+
+
+def _relu(call: TensorCall) -> Sequence[Thunk] | None:
+    return (partial(torch.clamp_min, call.operands[0], 0, out=call.results[0]),)
 
 
 def _is_nan(call: TensorCall) -> Sequence[Thunk] | None:
@@ -138,11 +136,9 @@ def _put_nan(out: torch.Tensor, x: torch.Tensor) -> None:
 
 
 def _where(call: TensorCall) -> Sequence[Thunk] | None:
-    condition, one, other = call.operands
-    assert one is not None and other is not None
-    if one.dtype is not other.dtype:
-        return None
-    return (partial(torch.where, condition, one, other, out=call.results[0]),)
+    _, one, other = call.operands
+    is_one_type = one is not None and other is not None and one.dtype is other.dtype
+    return (partial(torch.where, *call.operands, out=call.results[0]),) if is_one_type else None
 
 
 def _matmul(call: TensorCall) -> Sequence[Thunk] | None:
@@ -236,13 +232,6 @@ def _reshape(call: TensorCall) -> Sequence[Thunk] | None:
     return (partial(out.view(x.shape).copy_, x),)
 
 
-def _transpose(call: TensorCall) -> Sequence[Thunk] | None:
-    (x,), out = call.operands, call.results[0]
-    assert x is not None
-    order = call.attributes.get("perm") or tuple(range(x.ndim))[::-1]
-    return (partial(out.copy_, x.permute(order)),)
-
-
 def _expand(call: TensorCall) -> Sequence[Thunk] | None:
     return (partial(call.results[0].copy_, call.operands[0]),)
 
@@ -253,30 +242,31 @@ def _concat(call: TensorCall) -> Sequence[Thunk] | None:
     return (partial(torch.cat, call.operands, call.attributes["axis"], out=call.results[0]),)
 
 
-def _split(call: TensorCall) -> Sequence[Thunk] | None:
-    x = call.operands[0]
-    assert x is not None
-    axis = call.attributes["axis"] % x.ndim
-    parts = torch.split(x, [result.shape[axis] for result in call.results], axis)
-    pairs = zip(call.results, parts, strict=True)
-    return [partial(result.copy_, part) for result, part in pairs]
+def _moved(op: str) -> TensorKernel:
+    """Of an operator whose results are views of its operand: they are copied."""
+
+    def bind(call: TensorCall) -> Sequence[Thunk] | None:
+        x, shapes = call.operands[0], [tuple(result.shape) for result in call.results]
+        assert x is not None
+        views = views_of(op, x, shapes, call.attributes, call.known)
+        if views is None:
+            return None
+        return [partial(r.copy_, view) for r, view in zip(call.results, views, strict=True)]
+
+    return bind
 
 
 def _slice(call: TensorCall) -> Sequence[Thunk] | None:
     x = call.operands[0]
     assert x is not None
-    cut = _cut(x, call.known)
-    if cut is None:
-        return None
+    cut = _cut(x, call.known) or ()
     backward = [axis for axis, part in enumerate(cut) if part.step < 0]
-    if len(backward) == 1:
-        (axis,) = backward
-        rows = torch.arange(*cut[axis].indices(x.shape[axis]), device=x.device)
-        others = x[(*cut[:axis], slice(None), *cut[axis + 1 :])]
-        return _select(others, axis, rows, call.results[0])
-    if backward:
-        return None
-    return (partial(call.results[0].copy_, x[cut]),)
+    if len(backward) != 1:
+        return _moved("Slice")(call)
+    (axis,) = backward
+    rows = torch.arange(*cut[axis].indices(x.shape[axis]), device=x.device)
+    others = x[(*cut[:axis], slice(None), *cut[axis + 1 :])]
+    return _select(others, axis, rows, call.results[0])
 
 
 def _cut(x: torch.Tensor, known: Sequence[Array | None]) -> tuple[slice, ...] | None:
@@ -339,17 +329,16 @@ def _gather(call: TensorCall) -> Sequence[Thunk] | None:
     (x, indices), rows = call.operands, call.known[1]
     assert x is not None and indices is not None
     axis = call.attributes["axis"] % x.ndim
+    size = x.shape[axis]
+    out = call.results[0].view(*x.shape[:axis], -1, *x.shape[axis + 1 :])
     if rows is None:
-        size = x.shape[axis]
         places = torch.empty(indices.shape, dtype=indices.dtype, device=x.device)
         wrapped = partial(torch.remainder, indices, size, out=places)
-        out = call.results[0].view(*x.shape[:axis], -1, *x.shape[axis + 1 :])
         return [*call.flag(indices, size), wrapped, *_select(x, axis, places.view(-1), out)]
-    if not ((rows >= -x.shape[axis]) & (rows < x.shape[axis])).all():
+    if not ((rows >= -size) & (rows < size)).all():
         return None
-    flat = torch.from_numpy(np.ascontiguousarray(rows.ravel() % x.shape[axis])).to(x.device)
-    out = call.results[0].view(*x.shape[:axis], -1, *x.shape[axis + 1 :])
-    return _select(x, axis, flat.to(torch.int64), out)
+    flat = torch.from_numpy((rows.ravel() % size).astype(np.int64)).to(x.device)
+    return _select(x, axis, flat, out)
 
 
 def _gather_elements(call: TensorCall) -> Sequence[Thunk] | None:
@@ -429,13 +418,6 @@ def _clip(call: TensorCall) -> Sequence[Thunk] | None:
     if low is None and high is None:
         return (partial(call.results[0].copy_, x),)
     return (partial(torch.clamp, x, low, high, out=call.results[0]),)
-
-
-def _of_any_type(function: Any, *numbers: int) -> TensorKernel:
-    def bind(call: TensorCall) -> Sequence[Thunk] | None:
-        return (partial(function, *call.operands, *numbers, out=call.results[0]),)
-
-    return bind
 
 
 def _cast(call: TensorCall) -> Sequence[Thunk] | None:
@@ -632,7 +614,7 @@ _ATEN = torch.ops.aten
 #: Kernels by domain and operator.
 KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     **{key: _aten(kernel) for key, kernel in ATEN_KERNELS.items() if key not in _ON_HOST},
-    **{("", op): _floating(function) for op, function in {
+    **{("", op): _of(_is_floating, function) for op, function in {
         "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,
         "Atanh": torch.atanh,
         "Abs": torch.abs, "Atan": torch.atan, "Ceil": torch.ceil,
@@ -644,18 +626,17 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     }.items()},
     **{("", op): _wrapping(function) for op, function in {
         "Add": torch.add, "BitwiseAnd": torch.bitwise_and, "BitwiseNot": torch.bitwise_not,
-        "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor, "Mul": torch.mul,
-        "Sub": torch.sub,
+        "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor, "Equal": torch.eq,
+        "Mul": torch.mul, "Sub": torch.sub,
     }.items()},
-    **{("", op): _comparison(function) for op, function in {
-        "Equal": torch.eq, "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Less": torch.lt,
-        "LessOrEqual": torch.le,
+    **{("", op): _of(_is_ordered, function) for op, function in {
+        "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Less": torch.lt, "LessOrEqual": torch.le,
+        "Max": torch.maximum, "Min": torch.minimum,
     }.items()},
-    **{("", op): _of_any_type(function) for op, function in {
+    **{("", op): _of(_is_any, function) for op, function in {
         "And": torch.logical_and, "Not": torch.logical_not, "Or": torch.logical_or,
         "Xor": torch.logical_xor,
     }.items()},
-    **{("", op): _extreme(f) for op, f in {"Max": torch.maximum, "Min": torch.minimum}.items()},
     **{("", op): _reduction(function) for op, function in {
         "ReduceMax": torch.amax, "ReduceMean": torch.mean, "ReduceMin": torch.amin,
         "ReduceSum": torch.sum, "ReduceL1": partial(_norm, 1), "ReduceL2": partial(_norm, 2),
@@ -671,7 +652,7 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     ("", "Clip"): _clip,
     ("", "Concat"): _concat,
     ("", "CumSum"): _running_sum,
-    ("", "Elu"): _floating(_ATEN.elu.out, "alpha"),
+    ("", "Elu"): _of(_is_floating, _ATEN.elu.out, "alpha"),
     ("", "Expand"): _expand,
     ("", "Gather"): _gather,
     ("", "GatherElements"): _gather_elements,
@@ -683,21 +664,21 @@ KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     ("", "HardSwish"): _hard_swish,
     ("", "InstanceNormalization"): _group,
     ("", "IsNaN"): _is_nan,
-    ("", "LeakyRelu"): _floating(_ATEN.leaky_relu.out, "alpha"),
+    ("", "LeakyRelu"): _of(_is_floating, _ATEN.leaky_relu.out, "alpha"),
     ("", "MatMul"): _matmul,
     ("", "MaxPool"): _max_pool,
-    ("", "Mish"): _floating(_ATEN.mish.out),
+    ("", "Mish"): _of(_is_floating, _ATEN.mish.out),
     ("", "Pad"): _pad,
     ("", "RMSNormalization"): _root_mean_square,
-    ("", "Relu"): _of_any_type(torch.clamp_min, 0),
+    ("", "Relu"): _relu,
     ("", "ScatterElements"): _scatter_elements,
     ("", "ScatterND"): _scatter_rows,
     ("", "Sign"): _sign,
-    ("", "Selu"): _floating(_ATEN.elu.out, "alpha", "gamma"),
+    ("", "Selu"): _of(_is_floating, _ATEN.elu.out, "alpha", "gamma"),
     ("", "Slice"): _slice,
-    ("", "Split"): _split,
+    ("", "Split"): _moved("Split"),
     ("", "TopK"): _top,
-    ("", "Transpose"): _transpose,
+    ("", "Transpose"): _moved("Transpose"),
     ("", "Trilu"): _triangle,
     ("", "Where"): _where,
     ("stitch", "BatchNormalizationGradient"): _batch_gradient,
@@ -733,17 +714,17 @@ VIEWS = frozenset(("", op) for op in (*RESHAPING, "Slice", "Split", "Transpose")
 
 
 def views_of(
-    operation: Operation, x: torch.Tensor, shapes: Sequence[tuple[int, ...]],
+    op: str, x: torch.Tensor, shapes: Sequence[tuple[int, ...]],
     attributes: Mapping[str, Any], known: Sequence[Array | None],
 ) -> Sequence[torch.Tensor] | None:  # fmt: skip
     """Return the results of an operator of `VIEWS` as views; None if they have to be copied."""
-    if operation.op == "Transpose":
+    if op == "Transpose":
         return (x.permute(attributes.get("perm") or tuple(range(x.ndim))[::-1]),)
-    if operation.op == "Split":
+    if op == "Split":
         axis = attributes["axis"] % x.ndim
         parts: Sequence[torch.Tensor] = torch.split(x, [shape[axis] for shape in shapes], axis)
         return parts
-    if operation.op == "Slice":
+    if op == "Slice":
         cut = _cut(x, known)
         return (x[cut],) if cut is not None and all(part.step > 0 for part in cut) else None
     with suppress(RuntimeError):

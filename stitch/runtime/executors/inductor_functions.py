@@ -155,7 +155,7 @@ def traced(
     x = operands[0]
     if x is not None and _key(operation) in VIEWS:
         shapes = [values[v].type.shape for v in operation.outputs]
-        views = views_of(operation, x, shapes, attributes, arrays)
+        views = views_of(operation.op, x, shapes, attributes, arrays)
         if views is not None:
             return views
     read = [t if t is None or takes_strides(operation, t) else t.contiguous() for t in operands]

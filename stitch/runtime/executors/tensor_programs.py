@@ -42,9 +42,7 @@ from stitch.runtime.executors.attention import (
     may_leave_a_row,
     row_steps,
 )
-from stitch.runtime.executors.cuda_graphs import (
-    Launch,
-)
+from stitch.runtime.executors.cuda_graphs import Launch
 from stitch.runtime.executors.cuda_kernels import (
     IN_PLACE,
     KERNELS,
@@ -55,12 +53,7 @@ from stitch.runtime.executors.cuda_kernels import (
     views_of,
     with_precision,
 )
-from stitch.runtime.executors.executor import (
-    BoundProgram,
-    PreparedProgram,
-    Thunk,
-    Workspace,
-)
+from stitch.runtime.executors.executor import BoundProgram, PreparedProgram, Thunk, Workspace
 from stitch.runtime.executors.host import (
     NumpyExecutor,
     PartOfProgram,
@@ -596,7 +589,8 @@ class _TensorBinding:
         shapes = [self.values[v].type.shape for v in operation.outputs]
         attributes = self.prepared.attributes[index]
         known = [self.known.get(v) for v in operation.inputs]
-        views = views_of(operation, self._tensor(operation.inputs[0]), shapes, attributes, known)
+        x = self._tensor(operation.inputs[0])
+        views = views_of(operation.op, x, shapes, attributes, known)
         if views is None:
             return False
         self.tensors |= zip(operation.outputs, views, strict=True)

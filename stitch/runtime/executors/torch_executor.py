@@ -147,8 +147,6 @@ def _samples_per_piece(*images: Any) -> int:
     if images[0].device.type != "cpu":
         return len(images[0])  # oneDNN computes on the processor only.
     samples, nbytes = len(images[0]), sum(int(image.nbytes) for image in images)
-    if images[0].is_cuda:
-        return samples
     pieces = -(-nbytes // PIECE_NBYTES)
     return -(-samples // pieces)
 

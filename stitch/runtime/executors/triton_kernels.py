@@ -221,7 +221,7 @@ class KernelWriter:
                 continue
             shapes = [self._shape(value) for value in operation.outputs]
             known = [self.known.get(value) for value in operation.inputs]
-            views = views_of(operation, tensor, shapes, attributes, known)
+            views = views_of(operation.op, tensor, shapes, attributes, known)
             if views is None:
                 raise RuntimeError("elements are not in a view")
             tensor = views[operation.outputs.index(step)]
