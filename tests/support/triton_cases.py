@@ -1,4 +1,4 @@
-"""Elementwise graphs through generated Triton kernels, beside NumPy's executor.
+"""Graphs and nests through generated Triton kernels, beside NumPy's executor.
 
 A script, because Triton's interpreter is chosen when Triton is imported:
 `TRITON_INTERPRET=1 python -m tests.support.triton_cases FILE` runs all and writes the kernels;
@@ -16,9 +16,12 @@ from typing import Any
 import numpy as np
 
 import stitch
+from stitch import fractal
+from stitch.fractal import FractalTensor
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
-from stitch.program import Array, DataType
+from stitch.program import Array, DataType, is_scan
 from stitch.runtime.executors import triton_kernels
+from stitch.runtime.executors.triton_tiles import STAGES, TileWriter
 from tests.support.run_seed import SEED
 from tests.support.scan_cases import CASES, graph_of, inputs_of
 
@@ -32,7 +35,12 @@ BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
 TAME = ("Cos", "Sin")
 UNARY = sorted({*triton_kernels.FUNCTIONS} - {*BINARY, "Identity"})
 RANDOM_GRAPHS, ROUNDS, COMPILED = 60, 3, 40
-#: The texts of all kernels, with the types of their tensors.
+NEST_TOLERANCES = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1.5e-1}
+#: Of a program, on cards of compute capability 9.0.
+SHARED_NBYTES = 227 << 10
+#: Nests of each kind and type, and how many of their kernels on tiles are compiled (10 s each).
+NESTS, TILES_COMPILED = 4, 4
+#: The texts of all kernels, with the types of their tensors; those on tiles have their rows too.
 texts: dict[str, list[str]] = {}
 
 
@@ -43,16 +51,20 @@ def numbers(rng: np.random.Generator, shape: Sequence[int], *, special: bool) ->
     return found
 
 
-def check(name: str, graph: ComputationGraph, given: Sequence[Array], tolerance: float) -> None:
-    """Compare both executors; the first must have used a kernel."""
-    before = counted[0]
-    model, results = stitch.compile(graph, target="cuda", schedule="rounds"), []
+def check(name: str, graph: Any, given: Sequence[Array], tolerance: float) -> None:
+    """Compare both executors; the first must have used a kernel, and for a nest one on tiles."""
+    before, model, results = counted[:], graph, []
+    if isinstance(graph, ComputationGraph):
+        model = stitch.compile(graph, target="cuda", schedule="rounds")
     for device in devices:
         found = device.load(model)(*given)
         results.append(
             [t.numpy().copy() for t in (found if isinstance(found, tuple) else (found,))]
         )
-    assert counted[0] > before, f"{name}: no kernel"
+    kind = 0
+    if not isinstance(graph, ComputationGraph):  # A loop of one round is none.
+        kind = int(any(is_scan(operation) for operation in graph.program(0).operations))
+    assert counted[kind] > before[kind], f"{name}: no kernel"
     for ours, theirs in zip(*results, strict=True):
         assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, name
         if ours.dtype == bool:
@@ -65,8 +77,8 @@ def check(name: str, graph: ComputationGraph, given: Sequence[Array], tolerance:
         assert error.max(initial=0) <= tolerance, f"{name}: {error.max()}"
 
 
-#: Name, graph, inputs, tolerance.
-Case = tuple[str, ComputationGraph, list[Array], float]
+#: Name, graph or compiled nest, inputs, tolerance.
+Case = tuple[str, Any, list[Array], float]
 
 
 def result_of(b: ComputationGraphBuilder, op: str, x: Any, y: Any, kind: str) -> Any:
@@ -151,21 +163,154 @@ def scan_cases() -> Iterator[Case]:
             yield f"scan {case.name}", graph, given, case.tolerance
 
 
-def run(file: Path) -> int:
-    writers: Any = triton_kernels.KernelWriter
+def nest_cases(rng: np.random.Generator) -> Iterator[Case]:
+    """Folds and loops over nests: attention with and without masks, recurrent cells, statistics."""
+    for number in range(NESTS):
+        for kind in TYPES:
+            for made in (attention, masked, recurrent, folded, statistics):
+                network, arrays = made(rng, DataType(kind).dtype, number)
+                if number % 4 == 3:
+                    arrays[0].reshape(-1)[:4] = np.inf, np.nan, -np.inf, 60.0
+                nests = [FractalTensor(list(a) if a.ndim < 5 else [*map(list, a)]) for a in arrays]
+                with np.errstate(all="ignore"):
+                    nest = fractal.compile(network, *nests, target="cuda")
+                yield f"{made.__name__} {number} {kind}", nest.binary, arrays, NEST_TOLERANCES[kind]
+
+
+def sizes(rng: np.random.Generator, *most: int) -> list[int]:
+    return [int(rng.integers(1, each + 1)) for each in most]
+
+
+def sums_of(dtype: Any) -> Any:
+    """The type of products of a type."""
+    return np.dtype(np.float32) if dtype == DataType("bfloat16").dtype else dtype
+
+
+def drawn(rng: np.random.Generator, dtype: Any, *shape: int) -> Array:
+    return np.asarray(rng.standard_normal(shape).astype(dtype))
+
+
+def attention(rng: np.random.Generator, dtype: Any, number: int) -> tuple[Any, list[Array]]:
+    """A map over blocks of queries, in it a fold over one or an odd number of blocks of keys."""
+    blocks, many, keys, width = (1, 3, 5)[number % 3], *sizes(rng, 3, 1, 1)
+    rows, keys, width = (int(rng.integers(2, 20)) for _ in range(3))
+    wide = sums_of(dtype)
+    start = np.full((rows, 1), -6e4, wide), *(np.zeros((rows, n), wide) for n in (1, width))
+
+    def step(state: Any, key: Any, value: Any, *, query: Any) -> Any:
+        largest, total, weighed = state
+        scores = query @ key.T * np.full((1, 1), 0.3, wide)
+        new = np.maximum(largest, scores.max(axis=1, keepdims=True))
+        before, powers = np.exp(largest - new), np.exp(scores - new)
+        total = total * before + powers.sum(axis=1, keepdims=True)
+        return new, total, weighed * before + powers.astype(dtype) @ value
+
+    def block(query: Any, *, keys: Any, values: Any) -> Any:
+        _, total, weighed = fractal.fold(step, fractal.zip(keys, values), start, query=query)
+        return weighed / total
+
+    arrays = [
+        drawn(rng, dtype, many, rows, width), drawn(rng, dtype, blocks, keys, width),
+        drawn(rng, dtype, blocks, keys, width),
+    ]  # fmt: skip
+    return lambda q, k, v: fractal.map(block, q, keys=k, values=v), arrays
+
+
+def masked(rng: np.random.Generator, dtype: Any, number: int) -> tuple[Any, list[Array]]:
+    """Attention of a block with masks, of which some hide all keys of a row."""
+    blocks = (1, 3, 5)[number % 3]
+    rows, keys, width = (int(rng.integers(2, 20)) for _ in range(3))
+    query = drawn(rng, dtype, rows, width)
+    wide = sums_of(dtype)
+    start = np.full((rows, 1), -np.inf, wide), *(np.zeros((rows, n), wide) for n in (1, width))
+
+    def step(state: Any, key: Any, value: Any, mask: Any) -> Any:
+        largest, total, weighed = state
+        scores = query @ key.T + mask
+        new = np.maximum(largest, scores.max(axis=1, keepdims=True))
+        before, powers = np.exp(largest - new), np.exp(scores - new)
+        total = total * before + powers.sum(axis=1, keepdims=True)
+        return new, total, weighed * before + powers.astype(dtype) @ value
+
+    def network(keys: Any, values: Any, masks: Any) -> Any:
+        return fractal.fold(step, fractal.zip(keys, values, masks), start)
+
+    hidden = np.where(rng.random((blocks, rows, keys)) < 0.3, -np.inf, 0.0).astype(wide)
+    hidden[:, :1] = -np.inf if number % 2 else 0.0
+    arrays = [
+        drawn(rng, dtype, blocks, keys, width),
+        drawn(rng, dtype, blocks, keys, width),
+        hidden,
+    ]
+    return network, arrays
+
+
+def recurrent(rng: np.random.Generator, dtype: Any, number: int) -> tuple[Any, list[Array]]:
+    """A scan whose rounds have two products with parts of their columns."""
+    length, rows = sizes(rng, 4, 20)
+    hidden = int(rng.integers(2, 80))
+    w, u = (drawn(rng, dtype, hidden, 2 * hidden) * np.full((1, 1), 0.2, dtype) for _ in range(2))
+
+    def step(state: Any, x: Any) -> Any:
+        both = (x @ w + state @ u).astype(dtype)
+        new = np.tanh(both[:, :hidden]) * np.tanh(both[:, hidden:]) + state
+        return new * np.full((1, 1), 0.5, dtype)
+
+    start = np.zeros((rows, hidden), dtype)
+    return lambda xs: fractal.scan(step, xs, start), [drawn(rng, dtype, length + 1, rows, hidden)]
+
+
+def folded(rng: np.random.Generator, dtype: Any, number: int) -> tuple[Any, list[Array]]:
+    """A fold whose state is multiplied by a matrix in each round."""
+    length, rows = sizes(rng, 5, 40)
+    hidden = int(rng.integers(2, 40))
+    u = drawn(rng, dtype, hidden, hidden) * np.full((1, 1), 0.2, dtype)
+
+    def step(state: Any, x: Any) -> Any:
+        return np.tanh((state @ u).astype(dtype) + x)
+
+    start = drawn(rng, dtype, rows, hidden)
+    return lambda xs: fractal.fold(step, xs, start), [drawn(rng, dtype, length, rows, hidden)]
+
+
+def statistics(rng: np.random.Generator, dtype: Any, number: int) -> tuple[Any, list[Array]]:
+    """Extremes, sums and means of rows."""
+    length, rows, columns = sizes(rng, 5, 40, 70)
+
+    def step(state: Any, x: Any) -> Any:
+        least, most, total = state
+        scaled = x - x.mean(axis=1, keepdims=True)
+        least = np.minimum(least, scaled.min(axis=1, keepdims=True))
+        most = np.maximum(most, scaled.max(axis=1, keepdims=True))
+        return least, most, total + x.sum(axis=1, keepdims=True) * most
+
+    start = tuple(np.full((rows, 1), number, dtype) for number in (9, -9, 0))
+    arrays = [drawn(rng, dtype, length, rows, columns)]
+    return lambda xs: fractal.fold(step, xs, start), arrays
+
+
+def noted(writers: Any, number: int) -> None:
+    """Count and keep the kernels of a class of writers."""
     launch = writers.launch
 
     def counting(writer: Any) -> Any:
-        counted[0] += 1
+        counted[number] += 1
         found = launch(writer)
         kinds = [t.dtype for t in (*writer.loads, *(t for _, t in writer.stores))]
         texts[writer.text()] = [str(kind).removeprefix("torch.") for kind in kinds]
+        if number:
+            texts[writer.text()].append(str(found.keywords["ROWS"]))
         return found
 
     writers.launch = counting
+
+
+def run(file: Path) -> int:
+    noted(triton_kernels.KernelWriter, 0)
+    noted(TileWriter, 1)
     rng = np.random.default_rng(SEED)
     done = 0
-    for case in (*single_cases(rng), *random_cases(rng), *scan_cases()):
+    for case in (*single_cases(rng), *random_cases(rng), *scan_cases(), *nest_cases(rng)):
         try:
             check(*case)
         except Exception:
@@ -173,7 +318,7 @@ def run(file: Path) -> int:
             raise
         done += 1
     file.write_text(json.dumps(texts))
-    print(f"{done} cases, {len(texts)} kernels")
+    print(f"{done} cases, {len(texts)} kernels, {counted[1]} launches on tiles")
     return 0
 
 
@@ -186,21 +331,29 @@ def compile_all(file: Path) -> int:
     names = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "bool": "*i1"}
     kept: dict[str, list[str]] = json.loads(file.read_text())
     rng = np.random.default_rng(SEED)
-    longest = sorted(kept, key=len)[-5:]
-    chosen = {*longest, *rng.choice(sorted(kept), min(COMPILED, len(kept)), replace=False).tolist()}
+    tiles = sorted(text for text in kept if "ROWS: tl.constexpr" in text)
+    flat = sorted(kept.keys() - {*tiles}, key=len)
+    chosen = {*flat[-5:], *rng.choice(flat, min(COMPILED, len(flat)), replace=False).tolist()}
+    # Those with a loop and products have most in shared memory.
+    chosen.update(sorted(tiles, key=lambda text: text.count("tl.dot"))[-1:])
+    chosen.update(rng.choice(tiles, TILES_COMPILED, replace=False).tolist())
     for text in chosen:
-        signature = {f"p{i}": names[kind] for i, kind in enumerate(kept[text])}
-        source = ASTSource(
-            triton_kernels.compiled(text), signature={**signature, "BLOCK": "constexpr"},
-            constexprs={"BLOCK": triton_kernels.BLOCK},
-        )  # fmt: skip
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+        kinds = [kind for kind in kept[text] if kind in names]
+        fixed: dict[str, Any] = {"BLOCK": triton_kernels.BLOCK}
+        if text in tiles:
+            fixed = {"ROWS": int(kept[text][-1]), "BF16": triton.language.bfloat16}
+        signature = {f"p{i}": names[kind] for i, kind in enumerate(kinds)}
+        signature |= dict.fromkeys(fixed, "constexpr")
+        source = ASTSource(triton_kernels.compiled(text), signature=signature, constexprs=fixed)
+        options = {"num_stages": STAGES} if text in tiles else {}
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         assert made.asm["cubin"][:4] == b"\x7fELF" and ".target sm_90" in made.asm["ptx"]
+        assert made.metadata.shared <= SHARED_NBYTES
     print(f"{len(chosen)} kernels compiled")
     return 0
 
 
-counted = [0]
+counted = [0, 0]
 devices: list[stitch.Device] = []
 
 if __name__ == "__main__":

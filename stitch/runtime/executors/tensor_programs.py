@@ -77,6 +77,7 @@ from stitch.runtime.executors.tensor_loops import (
 )
 from stitch.runtime.executors.torch_bytes import TORCH_TYPES, as_tensor
 from stitch.runtime.executors.triton_kernels import KernelWriter, can_run, runs_of, share_bytes
+from stitch.runtime.executors.triton_tiles import TileWriter, tile_runs
 
 
 class PreparedTensors(PreparedProgram):
@@ -88,10 +89,11 @@ class PreparedTensors(PreparedProgram):
     def __init__(
         self, program: Program, machine: MachineShape, device: torch.device,
         left_to_numpy: set[str], precision: str, faults: IndexFaults, *, inductor: bool = False,
+        in_round: bool = False,
     ) -> None:  # fmt: skip
         """`left_to_numpy`: takes the operators that NumPy's kernels compute; `precision`: of
         products (see `with_precision`); `inductor`: whether consecutive operations are compiled,
-        but not those of loops."""
+        but not those of loops; `in_round`: whether it is the body of a loop."""
         self.program, self.machine, self.device = program, machine, device
         self.precision, self.faults = precision, faults
         self.left_to_numpy = left_to_numpy
@@ -103,6 +105,8 @@ class PreparedTensors(PreparedProgram):
         self.readers = program.readers()
         #: Operations that become kernels together, first to end.
         self.runs: dict[int, int] = {}
+        #: Those on tiles, by their first one.
+        self.tiles: set[int] = set()
         self.inductor = inductor
         self.writer: Callable[..., KernelWriter] = KernelWriter
         apart = {i for attention in self.attentions for i in attention.operations}
@@ -110,10 +114,29 @@ class PreparedTensors(PreparedProgram):
             self.runs = functions_of(program, self.attributes, self.whole.data, device, apart)
             self.writer = partial(FunctionWriter, precision=precision, compiled={})
         elif can_run(device):
-            self.runs = runs_of(program.operations, program.values, apart)
+            self.runs = tile_runs(program, self.whole.data, apart, in_round=in_round)
+            self.tiles = {*self.runs}
+            joined = {i for first, end in self.runs.items() for i in range(first, end)}
+            self.runs |= runs_of(program.operations, program.values, apart | joined)
         self._inside: dict[int, PreparedTensors] = {}
         self._constants: dict[int, torch.Tensor] = {}
         self._parts: dict[int, tuple[PartOfProgram, PreparedProgram]] = {}
+
+    def writer_at(self, first: int) -> Callable[..., KernelWriter]:
+        """Return what writes the kernels of the operations from this one on."""
+        if first not in self.tiles:
+            return self.writer
+        bodies, precision = self.program.bodies, self.precision
+        return partial(TileWriter, bodies=bodies, precision=precision, device=self.device)
+
+    def refuse(self, span: range) -> None:
+        """Note that no kernel computes operations; those of elements are tried without others."""
+        del self.runs[span.start]
+        if span.start in self.tiles:
+            self.tiles.remove(span.start)
+            operations = self.program.operations
+            others = {*range(len(operations))}.difference(span)
+            self.runs |= runs_of(operations, self.program.values, others)
 
     def kernel_of(self, value: int) -> Hashable:
         """Return a key of the values that a kernel computes together: one of Triton has a shape."""
@@ -143,8 +166,9 @@ class PreparedTensors(PreparedProgram):
             known = {i: data[v] for i, v in enumerate(operation.inputs) if i >= first and v in data}
             program = program_of_body(self.program, operation.body, form.states, known)
             found = self._inside[index] = PreparedTensors(
-                program, self.machine, self.device, self.left_to_numpy, self.precision, self.faults
-            )
+                program, self.machine, self.device, self.left_to_numpy, self.precision, self.faults,
+                in_round=True,
+            )  # fmt: skip
         return found
 
     def bind_round(
@@ -272,8 +296,9 @@ class _TensorBinding:
         index, operations = 0, self.program.operations
         runs = {} if self.is_observed else self.prepared.runs
         while index < len(operations):
-            end = runs.get(index, index)
-            if end == index or not self._fuse(range(index, end)):
+            while (end := runs.get(index, index)) > index and not self._fuse(range(index, end)):
+                pass
+            if end == index:
                 end = index + 1
                 self._append(index, operations[index])
                 marks.append(len(self.steps))
@@ -428,22 +453,25 @@ class _TensorBinding:
         for index in span:
             operation = self.program.operations[index]
             is_apart = makers.keys().isdisjoint(operation.inputs)
+            if span.start in self.prepared.tiles:
+                # Within it, a kernel loads values in their own types.
+                is_apart &= any(self._is_read_after(v, span) for v in operation.outputs)
             if not self._fold(operation) and not (is_apart and self._is_view(index, operation)):
                 made = operation, self.prepared.attributes[index]
-                makers |= dict.fromkeys(operation.outputs, made)
+                makers |= {v: made for v in operation.outputs if v != ABSENT}
         kept = [v for v in makers if v in self.returned or self._is_read_after(v, span)]
         writers: dict[Hashable, KernelWriter] = {}
         try:
             for value in kept:
                 key = self.prepared.kernel_of(value)
                 if key not in writers:
-                    writers[key] = self.prepared.writer(
+                    writers[key] = self.prepared.writer_at(span.start)(
                         self.values, makers, self.known, self._loaded
                     )
                 writers[key].name(value)
             launches, copies, tensors = self._stores(kept, span, writers)
         except Exception as error:  # Whatever Triton refuses: PyTorch's kernels compute it.
-            del self.prepared.runs[span.start]
+            self.prepared.refuse(span)
             if self.prepared.inductor:
                 warnings.warn(
                     f"inductor cannot compile operations {span.start} to {span.stop - 1} of "

@@ -199,12 +199,14 @@ class KernelWriter:
             if v != ABSENT
         ]
         kind = self.values[value].type.data_type
-        text = TYPES[kind].format(f"({self._expression(operation, names, kind)})")
+        return self._line(TYPES[kind].format(f"({self._expression(operation, names, kind)})"))
+
+    def _line(self, text: str) -> str:
+        """Write a variable, and return it."""
         if len(self._lines) == MOST_LINES:
             raise RuntimeError("the kernel is too long")
-        name = f"v{len(self._lines)}"
-        self._lines.append(f"    {name} = {text}\n")
-        return name
+        self._lines.append(f"    v{len(self._lines)} = {text}\n")
+        return f"v{len(self._lines) - 1}"
 
     def _shape(self, value: int) -> tuple[int, ...]:
         return self.values[value].type.shape
