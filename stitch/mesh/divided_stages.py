@@ -71,6 +71,10 @@ class DividedSlots:
         name, number, shards = self._places[parameter]
         return f"{name}{slot[len(parameter) :]}", number, shards
 
+    def whole(self, slot: str) -> str:
+        """Return the name of the whole of a slot."""
+        return self._place(slot)[0]
+
     def part(self, slot: str, wholes: Mapping[str, Array]) -> Array:
         """Return the array of a slot from those of the wholes; raise `KeyError` if it is missing.
 

@@ -141,16 +141,19 @@ class StagePieces:
         """Return the name of a persistent buffer."""
         return f"{self._scope}.{name}"
 
-    def buffers(self, values: Mapping[str, Array]) -> dict[str, RemoteValue]:
-        """Return all persistent buffers for `MeshClient.write`, with these values by slot name."""
+    def buffers(self, values: Mapping[str, Array], *, begins: bool) -> dict[str, RemoteValue]:
+        """Return the persistent buffers of these slots for `MeshClient.write`; if the training
+        `begins`, with sums of gradients of 0."""
         put = self._mesh.client.put
         made = {}
         for name, desc in self.descs.items():
+            if name not in values:
+                continue
             value = put(to_wire(values[name].astype(desc.layout.data_type.in_arrays.dtype)))
             made[self.buffer(name)] = value
             if name in self.changed:
                 made[self.buffer(f"next.{name}")] = value
-        for name, desc in self._gradients.items():
+        for name, desc in self._gradients.items() if begins else ():
             zeros = np.zeros(desc.shape, desc.layout.data_type.in_arrays.dtype)
             made[self.buffer(name)] = put(to_wire(zeros))
         return made

@@ -30,7 +30,7 @@ from stitch.argument_kinds import (
     optional,
     takes,
 )
-from stitch.errors import StitchError, TaskError, UsageError
+from stitch.errors import StitchError, TaskError, UsageError, unknown
 from stitch.machine import Machine
 from stitch.mesh.client import Entry, MeshClient, RemoteValue
 from stitch.mesh.divided_stages import DividedSlots, DividedStages, Shards
@@ -318,6 +318,8 @@ class StagedTraining:
         #: The runs of an update that may not have ended, and whether writing all tensors has not.
         self._updating: Sequence[Entry] = ()
         self._is_partial = False
+        #: The losses of gradients without an update.
+        self._losses: tuple[float, ...] = ()
         self._parameters = staged.parameters
         self._divided = DividedSlots(compiled.shards)
         #: The device of each stage, by its number in a replica.
@@ -375,9 +377,9 @@ class StagedTraining:
             if homes.get(name, each.number) == each.number
         }
         #: The descriptions of the kept tensors as wholes.
-        self._descs = self._divided.descs({n: o.descs[n] for n, o in self._owners.items()})
+        self.descs = self._divided.descs({n: o.descs[n] for n, o in self._owners.items()})
         self.gradient_norm: float | None = None
-        check_weights(values, [*compiled.model.values, *self._descs])
+        check_weights(values, [*compiled.model.values, *self.descs])
         self._write(self._initial(values))
 
     def _devices(self, count: int) -> list[list[str]]:
@@ -404,10 +406,45 @@ class StagedTraining:
             UsageError: There is another number of micro-batches, or one does not fit the model.
             TaskError: A loss is NaN or infinite, or a device could not go on.
         """
+        losses = self.compute_gradients(batches)
+        self.update()
+        return losses
+
+    @one_at_a_time
+    @takes(batches=LIST)
+    def compute_gradients(self, batches: Sequence[tuple[Any, Any]]) -> list[float]:
+        """Run forward and backward passes of micro-batches; return their losses.
+
+        `update` is the other half of a step; without it, these gradients are dropped.
+
+        Args:
+            batches: As for `step`.
+
+        Raises:
+            UsageError: There is another number of micro-batches, or one does not fit the model.
+            TaskError: A device could not go on.
+        """
         self._check_open()
+        self._losses = ()
         pairs = micro_batches_of(batches, self.parallel.micro_batches)
         values = [self._values(index, *pair) for index, pair in enumerate(pairs)]
         losses = self._passes(values)
+        self._losses = tuple(losses)
+        return losses
+
+    @one_at_a_time
+    def update(self) -> None:
+        """Update parameters and states by the gradients of `compute_gradients`, once.
+
+        Raises:
+            UsageError: There are none, or settings of the optimizer have changed.
+            TaskError: A loss is NaN or infinite: all is as before the step.
+        """
+        self._check_open()
+        losses, self._losses = self._losses, ()
+        if not losses:
+            raise UsageError("update() was called without gradients",
+                             remedy="call compute_gradients(batches) first")  # fmt: skip
         for index, loss in enumerate(losses):
             if not math.isfinite(loss):
                 raise TaskError(
@@ -416,7 +453,6 @@ class StagedTraining:
                     "gradients, or look at the batch",
                 )  # fmt: skip
         self._update(self._rates())
-        return losses
 
     def _values(self, index: int, inputs: Any, target: Any) -> dict[str, RemoteValue]:
         """Return the tensors and keys of a micro-batch; raise `UsageError`."""
@@ -537,29 +573,30 @@ class StagedTraining:
     def _initial(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return the first values of all kept tensors; raise `UsageError` for another shape."""
         arrays = {}
-        for name, desc in self._descs.items():
+        for name, desc in self.descs.items():
             parameter, _, state = name.rpartition(".")
             found = values[parameter] if state == MASTER else values.get(name)
             if found is None:
                 found = np.full(desc.shape, self.optimizer.start_of_slot(parameter, state))
             arrays[name] = np.asarray(found)
-            if arrays[name].shape != desc.shape:
-                raise UsageError(
-                    f"tensor {name!r} has another shape", expected=str(list(desc.shape)),
-                    got=str(list(arrays[name].shape)), remedy="pass the whole array",
-                )  # fmt: skip
+            _check_shape(name, arrays[name].shape, desc.shape)
         return arrays
 
-    def _write(self, wholes: Mapping[str, Array]) -> None:
-        """Set all persistent buffers, and go on after a failed update."""
+    def _write(self, wholes: Mapping[str, Array], *, begins: bool = True) -> None:
+        """Set persistent buffers: all of them if the training `begins`, also after a failed
+        update."""
         self._is_partial = True
-        values = {name: self._divided.part(name, wholes) for name in self._owners}
+        values = {
+            name: self._divided.part(name, wholes) for name in self._owners
+            if self._divided.whole(name) in wholes
+        }  # fmt: skip
         by_device: dict[str, dict[str, RemoteValue]] = {device: {} for device in self._used}
         for stages in self._stages:
             for each in stages:
-                by_device[each.device] |= each.buffers(values)
+                by_device[each.device] |= each.buffers(values, begins=begins)
         for device, buffers in by_device.items():
-            self._client.write(device, buffers)
+            if buffers:
+                self._client.write(device, buffers)
         self._updating, self._is_partial = (), False
 
     @property
@@ -592,17 +629,51 @@ class StagedTraining:
         Raises `UsageError` with what is missing, unknown, or of another shape or type.
         """
         self.mesh.open_client("the training")
-        check_state(state, self._descs)
-        self._write({name: np.asarray(state[name]) for name in self._descs})
+        check_state(state, self.descs)
+        self._losses = ()
+        self._write({name: np.asarray(state[name]) for name in self.descs})
         self.steps, self.forwards, self.seed = (int(state[f"training.{k}"]) for k in COUNTS)
 
     @one_at_a_time
     def parameters(self) -> dict[str, Array]:
         """Return the weights by name; float32 masters if programs have another precision."""
+        return self.tensors({self._divided.whole(each.name) for each in self._parameters})
+
+    @one_at_a_time
+    def tensors(self, names: Iterable[str]) -> dict[str, Array]:
+        """Return parameters, states of the model and of the optimizer by name, as `parameters`
+        does; raise `UsageError` for other names."""
         self._check_usable()
-        slots = {p.name: p.beside(MASTER) if p.has_master else p.name for p in self._parameters}
-        arrays = self._read(slots.values())
-        return self._divided.joined({name: arrays[slot] for name, slot in slots.items()})
+        masters = {
+            name: slot if (slot := f"{name}.{MASTER}") in self.descs else name for name in names
+        }
+        self._check_names(masters)
+        wanted = {*masters.values()}
+        found = self._divided.joined(
+            self._read([slot for slot in self._owners if self._divided.whole(slot) in wanted])
+        )
+        return {name: found[slot] for name, slot in masters.items()}
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.descs:
+                raise unknown(f"the training has no tensor {name!r}", name, sorted(self.descs))
+
+    @one_at_a_time
+    @takes(values=MAPPING)
+    def set_tensors(self, values: Mapping[str, Any]) -> None:
+        """Overwrite parameters, with their float32 masters, and states by name.
+
+        Raises `UsageError` for a name or shape of no such tensor.
+        """
+        self._check_usable()
+        self._check_names(values)
+        arrays = {name: np.asarray(value) for name, value in values.items()}
+        for name, array in arrays.items():
+            _check_shape(name, array.shape, self.descs[name].shape)
+        masters = {f"{name}.{MASTER}": array for name, array in arrays.items()}
+        arrays |= {slot: array for slot, array in masters.items() if slot in self.descs}
+        self._write(arrays, begins=False)
 
     @one_at_a_time
     def gradients(self) -> dict[str, Array]:
@@ -629,6 +700,15 @@ class StagedTraining:
 
     def __repr__(self) -> str:
         return f"<StagedTraining: {len(self._first)} stages, step {self.steps}, {self.mesh!r}>"
+
+
+def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Raise `UsageError` for an array of another shape."""
+    if shape != expected:
+        raise UsageError(
+            f"tensor {name!r} has another shape", expected=str(list(expected)),
+            got=str(list(shape)), remedy="pass the whole array",
+        )  # fmt: skip
 
 
 def _global_order(orders: Schedule, replicas: int, stages: int) -> tuple[tuple[int, Action], ...]:

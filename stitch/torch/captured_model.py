@@ -17,12 +17,16 @@ from stitch.api import compile as compile_module
 from stitch.argument_kinds import PATH, WRITABLE, either, takes
 from stitch.errors import TaskError, UsageError
 from stitch.frontend import Explanation, explain, from_fx, graph_counts
+from stitch.mesh import CompiledStages, specification_of
 from stitch.model import CompiledModel
 from stitch.program import Array
+from stitch.torch.divided_instance import DividedInstance
 from stitch.torch.shared_module import SharedModule, set_tensor_of, share_module, tensor_of, torch
 from stitch.training import (
+    ALGORITHMS,
     ANY_LOSS,
     ANY_OPTIMIZER,
+    PARALLEL_ALGORITHMS,
     LossTensor,
     PendingValue,
     TrainingInstance,
@@ -69,14 +73,18 @@ def compile(
         return torch.compile(module, backend=backend, **options)
     ready = example is not None and (optimizer is None or loss is not None)
     if not ready:
-        captured = CapturedModel(
-            module, algorithm=algorithm, optimizer=optimizer, loss=loss, **options
-        )
+        captured = capture(module, algorithm=algorithm, optimizer=optimizer, loss=loss, **options)
         captured.example = example
         return captured
     return compile_module(
         module, example or (), algorithm=algorithm, optimizer=optimizer, loss=loss, **options
     )
+
+
+def capture(module: Any, **options: Any) -> CapturedModel:
+    """Return the model of a module that is compiled at its first call."""
+    is_divided = any(options.get(word) is not None for word in ("devices", "parallel"))
+    return (DividedModule if is_divided else CapturedModel)(module, **options)
 
 
 class CapturedModel:
@@ -86,19 +94,13 @@ class CapturedModel:
     returns an `AwaitedPrediction`; the first loss function called with one becomes the loss.
     """
 
+    _algorithms: Sequence[str] = ALGORITHMS
+
     def __init__(
         self, module: Any, *, algorithm: str = "none", optimizer: Any = None, loss: Any = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        several = [word for word in ("devices", "parallel") if options.get(word) is not None]
-        if several:
-            raise UsageError(
-                "a module that is compiled at its first call runs on one device",
-                where=type(module).__name__, got=", ".join(several),
-                remedy="stitch.torch.compile(module, (x,), optimizer=..., loss=..., algorithm="
-                "'search', devices=...) divides a training at once; it trains by training.step",
-            )  # fmt: skip
-        check_algorithm(algorithm)
+        check_algorithm(algorithm, self._algorithms)
         if optimizer is not None:
             ANY_OPTIMIZER.check("compile", "optimizer", optimizer)
         if loss is not None:
@@ -128,7 +130,7 @@ class CapturedModel:
         return self.train(False)
 
     @property
-    def _instance(self) -> TrainingInstance | None:
+    def _instance(self) -> TrainingInstance | DividedInstance | None:
         """The training, if it has begun."""
         training = None if self._model is None else self._model.training
         return None if training is None else training.instance
@@ -137,7 +139,7 @@ class CapturedModel:
         """Call the module in evaluation mode; torch runs it before the first step, and for a batch
         of another size."""
         instance = self._instance
-        if instance is None or not instance.takes_sizes_of(batch, named):
+        if not isinstance(instance, TrainingInstance) or not instance.takes_sizes_of(batch, named):
             with torch.no_grad():
                 return self.module(*batch, **named)
         plain = {name: _plain(value) for name, value in named.items()}
@@ -146,15 +148,15 @@ class CapturedModel:
     def __call__(self, *batch: Any, **named: Any) -> Any:
         if self._optimizer is not None and self._trains_in and not self.module.training:
             return self._predict(batch, named)
-        if self._model is None:
-            if self._optimizer is not None and self._loss is None:
-                return AwaitedPrediction(self, batch, named)
-            self._capture(batch, named)
-        if self.model.training is not None and self.model.training.is_over:
+        if self.is_over:
             raise TaskError(
                 "this training is closed; the module has its weights",
                 remedy="compile the module again: module.compile(...) starts from them",
             )
+        if self._model is None:
+            if self._optimizer is not None and self._loss is None:
+                return AwaitedPrediction(self, batch, named)
+            self._capture(batch, named)
         return self.model(*map(_plain, batch), **{n: _plain(v) for n, v in named.items()})
 
     def _capture(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -219,8 +221,8 @@ class CapturedModel:
         return result
 
     def __repr__(self) -> str:
-        state = "not compiled yet" if self._model is None else repr(self._model)
-        return f"<CapturedModel of {type(self.module).__name__}: {state}>"
+        state = repr(self.model) if self.is_captured else "not compiled yet"
+        return f"<{type(self).__name__} of {type(self.module).__name__}: {state}>"
 
     # -- the compiled model ------------------------------------------------------------------------
 
@@ -284,10 +286,175 @@ class CapturedModel:
     def take_over(self, state: Mapping[str, Any]) -> None:
         """Give loaded values to the training; also tensors that an interrupted update has lost."""
         instance = self._instance
-        if instance is not None:
+        if isinstance(instance, TrainingInstance):
             for name in instance.kept_names:
                 if name in state:
                     instance.set_tensor(name, tensor_of(self.module, name))
+
+
+class DividedModule(CapturedModel):
+    """A module whose loop trains it on several devices.
+
+    Each batch is divided into the micro-batches of a step. In evaluation mode torch runs the
+    module, which has the weights of the last step.
+    """
+
+    _algorithms = ("none", *PARALLEL_ALGORITHMS)
+
+    def __init__(self, module: Any, **options: Any) -> None:
+        super().__init__(module, **options)
+        if self._optimizer is None:
+            raise UsageError("several devices train a module", where=type(module).__name__,
+                             remedy="compile(optimizer=..., devices=...)")  # fmt: skip
+        if options.get("parallel") is None and self._algorithm == "none":
+            raise UsageError(
+                "compile with devices= takes parallel=, or an algorithm that divides a training",
+                expected=f"algorithm={' or '.join(map(repr, PARALLEL_ALGORITHMS))}",
+                got="algorithm='none'", remedy="algorithm='search'",
+            )  # fmt: skip
+        self._compiled: CompiledStages | None = None
+        self._running: DividedInstance | None = None
+        #: The length of all batches.
+        self._length = 0
+
+    @property
+    def _instance(self) -> DividedInstance | None:
+        return None if self._running is None or self._running.is_closed else self._running
+
+    @property
+    def is_over(self) -> bool:
+        return self._running is not None and self._running.is_closed
+
+    @property
+    def is_captured(self) -> bool:
+        return self._compiled is not None
+
+    @property
+    def model(self) -> Any:
+        """The `CompiledStages`; raises `UsageError` before the module is compiled."""
+        return super().model if self._compiled is None else self._compiled
+
+    @property
+    def instance(self) -> Any:
+        """The running training; raises `UsageError` if there is none."""
+        if self._instance is None:
+            raise UsageError("no training is running", remedy="call the model and its loss first")
+        return self._instance
+
+    def _capture(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """With several devices nothing is compiled before the loss of the first batch."""
+
+    def __call__(self, *batch: Any, **named: Any) -> Any:
+        if self._trains_in and not self.module.training:
+            return self._predict(batch, named)
+        if self.is_over:
+            return super().__call__(*batch, **named)
+        return DividedPrediction(self, batch, named)
+
+    def compute_loss(self, awaited: AwaitedPrediction, loss: Any, label: Any) -> LossTensor:
+        """The loss of a prediction, whose passes run when it is read or by `backward()`."""
+        running, label = self._instance, _plain(label)
+        if running is None:
+            return self._begin(awaited, loss, label)
+        if loss.config() != running.loss_fn.config():
+            raise UsageError("the model was compiled with another loss",
+                             expected=repr(running.loss_fn), got=repr(loss))  # fmt: skip
+        return running.compute_loss(self._micro_batches(awaited, loss, label))
+
+    def _begin(self, awaited: AwaitedPrediction, loss: Any, label: Any) -> LossTensor:
+        """Compile the module for the micro-batches of this batch, and start its training."""
+        options = dict(self._options)
+        if options.get("parallel") is None:
+            options.setdefault("accumulation_steps", self._count)
+        pairs = self._micro_batches(awaited, loss, label)
+        compiled = compile_module(
+            self.module, pairs[0][0], algorithm=self._algorithm, optimizer=self._optimizer,
+            loss=self._loss or loss, **options,
+        )  # fmt: skip
+        running = DividedInstance(compiled)
+        try:
+            share_module(self.module, running)
+            result = running.compute_loss(pairs)
+        except BaseException:
+            running.close()
+            raise
+        self._compiled, self._running, self._length = compiled, running, len(label)
+        return result
+
+    @property
+    def steps(self) -> int:
+        """The optimizer steps so far."""
+        return 0 if self._running is None else self._running.steps
+
+    @property
+    def _count(self) -> int:
+        """The micro-batches of a step: by default as many as devices."""
+        parallel, devices = self._options.get("parallel"), self._options.get("devices")
+        if parallel is not None:
+            return int(parallel.get("micro_batches", 1))
+        steps: int = self._options.get("accumulation_steps", 1)
+        if steps > 1 or self._algorithm == "tensor":
+            return steps
+        assert devices is not None, "checked when the module was captured"
+        return len(specification_of(devices).devices)
+
+    def _micro_batches(
+        self, awaited: AwaitedPrediction, loss: Any, label: Any
+    ) -> list[tuple[Any, Any]]:
+        """Divide a batch along its first axis; raise `UsageError` if that is impossible."""
+        if awaited.batch and awaited.named:
+            raise UsageError("the call has arguments by position and by name",
+                             expected="all by position, or all by name")  # fmt: skip
+        count = self._count
+        parts = {"the labels": label, **awaited.named}
+        parts |= {f"argument {i}": value for i, value in enumerate(awaited.batch)}
+        arrays = {name: np.asarray(_plain(value)) for name, value in parts.items()}
+        lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
+        length = lengths["the labels"]
+        if len({*lengths.values()}) > 1 or not length or length % count:
+            raise UsageError(
+                f"a batch is divided along its first axis into {count} micro-batches",
+                expected=f"a multiple of {count} examples in all arguments and labels",
+                got=", ".join(f"{name}: {size}" for name, size in lengths.items()),
+                remedy="DataLoader(drop_last=True), or accumulation_steps=N (with parallel=: "
+                "micro_batches) that divides it",
+            )  # fmt: skip
+        if self._length and length != self._length:
+            raise UsageError(
+                "a training on several devices takes batches of one size",
+                expected=f"{self._length} examples", got=str(length),
+                remedy="DataLoader(drop_last=True)",
+            )  # fmt: skip
+        _check_mean(loss, arrays["the labels"], count)
+        pieces = {name: np.split(array, count) for name, array in arrays.items()}
+        return [
+            (
+                {name: pieces[name][k] for name in awaited.named} if awaited.named
+                else tuple([pieces[f"argument {i}"][k] for i in range(len(awaited.batch))]),
+                pieces["the labels"][k],
+            )
+            for k in range(count)
+        ]  # fmt: skip
+
+    def get_tensor(self, name: str, index: Any = ...) -> Array:
+        """Return a tensor of the module, which has the values of the last step."""
+        return tensor_of(self.module, name, index)
+
+    def set_tensor(self, name: str, array: Any, index: Any = ...) -> None:
+        """Overwrite a tensor of the module; the next step reads it."""
+        set_tensor_of(self.module, name, array, index)
+
+
+def _check_mean(loss: Any, label: Array, count: int) -> None:
+    """Raise `UsageError` if the mean of a batch is not that of its micro-batches' means."""
+    ignored = getattr(loss, "ignore_index", None)
+    is_weighted = getattr(loss, "weight", None) is not None or (label == ignored).any()
+    if count > 1 and loss.reduction == "mean" and is_weighted:
+        raise UsageError(
+            "the mean of a batch whose examples have different weights is not that of its "
+            "micro-batches", got=f"{loss!r}, {count} micro-batches",
+            remedy="reduction='sum', or parallel={'stages': 2, 'micro_batches': 1}",
+        )  # fmt: skip
 
 
 class AwaitedPrediction:
@@ -370,6 +537,29 @@ class AwaitedPrediction:
     def __repr__(self) -> str:
         return f"<AwaitedPrediction {self.future!r}>" if self.future is not None else (
             "<AwaitedPrediction: its loss is not known yet>")  # fmt: skip
+
+
+class DividedPrediction(AwaitedPrediction):
+    """A prediction on several devices, which torch computes if it is read before the step."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(
+        self, captured: DividedModule, batch: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        super().__init__(captured, batch, named)
+        self._steps = captured.steps
+
+    @property
+    def predicted(self) -> Any:
+        captured = self.captured
+        is_old = isinstance(captured, DividedModule) and captured.steps != self._steps
+        if self._read is None and is_old:
+            raise UsageError(
+                "this prediction was made before a step, which has changed the weights",
+                remedy="read it before optimizer.step()",
+            )
+        return super().predicted
 
 
 #: Attributes that can be read before the loss, because they have no gradients.

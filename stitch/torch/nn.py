@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, ref
 from stitch.argument_kinds import PATH, WRITABLE, either, takes
 from stitch.errors import UsageError
 from stitch.program import Array
-from stitch.torch.captured_model import CapturedModel
+from stitch.torch.captured_model import CapturedModel, capture
 from stitch.torch.module_json import module_json, write_text
 from stitch.torch.shared_module import set_tensor_of, tensor_of, torch
 
@@ -37,9 +37,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
         `loss_fn(pred, y)`. With arguments of torch's `compile` (`backend=` ...), call that."""
         if arguments or _TORCH_ARGUMENTS & options.keys():
             return super().compile(*arguments, **options)
-        captured = CapturedModel(
-            self, algorithm=algorithm, optimizer=optimizer, loss=loss, **options
-        )
+        captured = capture(self, algorithm=algorithm, optimizer=optimizer, loss=loss, **options)
         _captured[self] = ref(captured)
         return captured
 

@@ -24,7 +24,8 @@ from stitch.frontend import (
     untraced_tensor_on,
 )
 from stitch.program import Array, DataType, Layout, Space
-from stitch.runtime import comparison_of, share
+from stitch.runtime import Tensor, comparison_of, share
+from stitch.torch.divided_instance import DividedInstance
 from stitch.training import TrainingInstance, part_of, with_part
 
 try:
@@ -74,9 +75,12 @@ def _lookup(module: Any, name: str) -> Any:
 _owners: dict[int, SharedModule] = {}
 
 
-def share_module(module: Any, instance: TrainingInstance) -> SharedModule | None:
+def share_module(
+    module: Any, instance: TrainingInstance | DividedInstance
+) -> SharedModule | None:  # fmt: skip
     """Share a module's tensors with a new training; None if its device does not compute."""
-    return SharedModule(module, instance) if instance.device.computes else None
+    device = instance.device
+    return SharedModule(module, instance) if device is None or device.computes else None
 
 
 @dataclass(slots=True)
@@ -115,17 +119,18 @@ class SharedModule:
     compared.
     """
 
-    def __init__(self, module: Any, instance: TrainingInstance) -> None:
-        self._instance, programs = weakref.ref(instance), instance.programs
-        self._storage, self._relocated = SharedStorage(instance.device), RelocatedParameters()
+    def __init__(self, module: Any, instance: TrainingInstance | DividedInstance) -> None:
+        self._instance, self._relocated = weakref.ref(instance), RelocatedParameters()
+        device = instance.device
+        self._storage = None if device is None else SharedStorage(device)
         self._overwritten = dict[str, OverwrittenTensor]()
         self._copies, self._constants = dict[str, _Copy](), dict[str, _Copy]()
         #: The torch tensors on gradients that were read.
         self._gradients = dict[str, Any]()
-        trained = {parameter.name for parameter in programs.parameters}
+        trained = {*instance.parameter_names}
         tensors = list(_tensors_of(module))
         self._parameters = {id(e.tensor): (e.name, e.tensor) for e in tensors if e.name in trained}
-        self._named = {e.name: e for e in tensors if e.name in trained.union(programs.buffers)}
+        self._named = {e.name: e for e in tensors if e.name in trained.union(instance.buffer_names)}
         # The programs do not use the others.
         self._tensors = [
             e for e in tensors
@@ -163,15 +168,19 @@ class SharedModule:
             raise
         instance.sharer = self
 
-    def _connect(self, entry: _ModuleTensor, instance: TrainingInstance) -> None:
+    def _connect(
+        self, entry: _ModuleTensor, instance: TrainingInstance | DividedInstance
+    ) -> None:  # fmt: skip
         """Make a tensor of the module and the training share memory, or keep copies; the training
         has torch's values then."""
         name, tensor = entry.name, entry.tensor
         if name in self._named:
             desc = instance.desc_of(name)
-            if _is_shareable(desc.layout, tensor) and name not in instance.programs.changed_buffers:
+            storage, is_changed = self._storage, name in instance.changed_buffers
+            if storage is not None and _is_shareable(desc.layout, tensor) and not is_changed:
+                assert isinstance(instance, TrainingInstance), "it has a storage"
                 instance.hold(name, None)
-                shared = OverwrittenTensor(self._storage, tensor, desc)
+                shared = OverwrittenTensor(storage, tensor, desc)
                 instance.hold(name, shared.value)
                 shared.invalidate()
                 if not shared.is_at(tensor):
@@ -206,7 +215,7 @@ class SharedModule:
             if copy.differs():
                 self._training().write(name, copy.theirs)
 
-    def _training(self) -> TrainingInstance:
+    def _training(self) -> TrainingInstance | DividedInstance:
         instance = self._instance()
         assert instance is not None, "it is the caller"
         return instance
@@ -228,7 +237,8 @@ class SharedModule:
                 got=f"{tensor.dtype}{list(tensor.shape)}", remedy="compile the model again",
             )  # fmt: skip
         shared = self._shares_memory(tensor)
-        if shared is not None and not self._training().device.reads_in_place:
+        device = self._training().device
+        if shared is not None and (device is None or not device.reads_in_place):
             raise UsageError(
                 f"{entry.name} was given the memory of {shared} after the model was compiled: the "
                 "programs have them apart",
@@ -334,11 +344,11 @@ class SharedModule:
             value = instance.gradient(name.removesuffix(".grad"))
             if value is None:
                 return None
-            if _is_shareable(value.layout, parameter):
-                with instance.device.lock:
+            if isinstance(value, Tensor) and _is_shareable(value.layout, parameter):
+                with value.device.lock:
                     array = share(value)
             else:
-                array = value.numpy().astype(array_on(parameter).dtype)
+                array = np.asarray(value).astype(array_on(parameter).dtype)
                 self._copies[name] = _Copy.of(array)
             self._gradients[name] = untraced_tensor_on(array, parameter.dtype)
         return self._gradients[name]

@@ -58,7 +58,12 @@ from stitch.training.optimizers import (
     RMSprop,
     optimizer_from_config,
 )
-from stitch.training.pending_values import LossTensor, PendingValue, TensorFuture
+from stitch.training.pending_values import (
+    LossTensor,
+    PendingValue,
+    TensorFuture,
+    live_training,
+)
 from stitch.training.programs import (
     LABEL,
     LOSS,
@@ -89,6 +94,7 @@ from stitch.training.search import (
 )
 from stitch.training.tensors import (
     COUNTS,
+    Sharer,
     check_state,
     check_weights,
     part_of,
@@ -159,15 +165,15 @@ __all__ = [
     "ModelCompilationResult", "ModelReader", "ModelTrainingInstance", "NAdam", "Optimizer",
     "Parameter", "PARALLEL_ALGORITHMS", "PendingValue", "PlacedSlots", "PlacementResult",
     "ProgramEstimator", "RAdam", "RMSprop", "RuntimeArgument", "RuntimeBacking", "Schedule",
-    "SearchResult", "SearchSolution", "SimulatedTime", "SlotKind", "TaskArgumentAccessor",
+    "SearchResult", "SearchSolution", "Sharer", "SimulatedTime", "SlotKind", "TaskArgumentAccessor",
     "TaskBinding", "TaskImplementation", "TaskInvocation", "TaskSignature", "TaskStore",
     "TensorAccessor", "TensorFuture", "TensorSlot", "TorchOptimizer", "Trainable",
     "TrainingGraphs", "TrainingInstance", "TrainingOptions", "TrainingPrograms", "as_trainable",
     "backward_binding", "backward_signature", "check_algorithm", "compile_model",
     "constants_of", "differences", "execute", "graph_of", "home_space", "is_rate",
     "is_loss_call", "is_torch_optimizer", "loss_from_config", "loss_of", "loss_of_call",
-    "losses", "optimize", "optimizer_from_config", "owner_of", "parameter_names", "part_of",
-    "place_inference", "place_training", "rate_name", "read_checkpoint", "refuse_other",
-    "replace_methods", "schedules", "slot_places", "task_signature", "update_graph",
-    "weak_method", "with_part", "with_weights",
+    "live_training", "losses", "optimize", "optimizer_from_config", "owner_of",
+    "parameter_names", "part_of", "place_inference", "place_training", "rate_name",
+    "read_checkpoint", "refuse_other", "replace_methods", "schedules", "slot_places",
+    "task_signature", "update_graph", "weak_method", "with_part", "with_weights",
 ]  # fmt: skip

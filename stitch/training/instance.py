@@ -279,7 +279,7 @@ class TrainingInstance(TrainingTensors):
         ]
         times = self._run(step.forward, entering)
         self._has_forward = True
-        self._show(self._changed_buffers)
+        self._show(self.changed_buffers)
         return times
 
     def _change_step(self, shapes: Shapes) -> BoundStep:
@@ -382,7 +382,7 @@ class TrainingInstance(TrainingTensors):
                 self.steps, self._before, self._losses = before
             raise
         self._update.run.replaced = []
-        self._show(self._parameter_names)
+        self._show(self.parameter_names)
         return times
 
     @takes(batches=LIST)
@@ -472,7 +472,7 @@ class TrainingInstance(TrainingTensors):
         self._cells.drop(self._wiring.momentary)
         self._before, self._losses, self._has_forward = [], [], False
         self._last_loss, self._previous = None, []
-        self._show(self._changed_buffers)
+        self._show(self.changed_buffers)
 
     @exclusive
     def close(self) -> None:

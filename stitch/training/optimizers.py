@@ -7,16 +7,13 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, final
+from typing import Any, ClassVar, Protocol, TypeAlias, final
 
 from stitch.argument_kinds import MAPPING, NUMBER, WORDS, ArgumentKind, instance_of, several, takes
 from stitch.errors import UsageError, unknown
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
 from stitch.training.schedules import Schedule, schedule_from_config
-
-if TYPE_CHECKING:
-    from stitch.training.instance import TrainingInstance
 
 Builder: TypeAlias = ComputationGraphBuilder
 #: A parameter's states by name, the scalars of `write_rates`, and the results of `write`.
@@ -28,6 +25,17 @@ Schedules: TypeAlias = Schedule | str | dict[str, Any] | None
 _NUMBERS = several("numbers", NUMBER)
 _FLAGS = {"amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov"}
 BETAS = ArgumentKind("two numbers", lambda value: _NUMBERS.accepts(value) and len(value) == 2)
+
+
+class Stepping(Protocol):
+    """A training that an optimizer drives."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    def update(self) -> object: ...
+
+    def zero_grad(self) -> None: ...
 
 
 class Optimizer(ABC):
@@ -58,7 +66,7 @@ class Optimizer(ABC):
                 setattr(self, word, self._checked(word, settings[word]))
         #: Parameter groups: an optimizer of the same kind with other settings, and its parameters.
         self._groups: list[tuple[Optimizer, tuple[str, ...]]] = []
-        self._stepping: weakref.ref[Any] | None = None
+        self._stepping: weakref.ref[Stepping] | None = None
         self._watchers: list[Callable[[bool], object]] = []
         #: Number of changes of settings that are constants of the update program.
         self.changes = 0
@@ -203,7 +211,7 @@ class Optimizer(ABC):
                 "model.instance.close()",
             )  # fmt: skip
 
-    def bind(self, stepping: TrainingInstance | None) -> None:
+    def bind(self, stepping: Stepping | None) -> None:
         """Set the training that `step` drives, which is referenced weakly; None unbinds it."""
         self._stepping = None if stepping is None else weakref.ref(stepping)
         for watcher in self._watchers:
@@ -214,7 +222,7 @@ class Optimizer(ABC):
         self._watchers.append(watcher)
 
     @property
-    def bound_to(self) -> TrainingInstance | None:
+    def bound_to(self) -> Stepping | None:
         """The training that `step` drives."""
         return None if self._stepping is None else self._stepping()
 

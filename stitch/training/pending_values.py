@@ -7,7 +7,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -276,6 +276,18 @@ def _refuse_options(options: Mapping[str, Any]) -> None:
         )
 
 
+class Differentiating(Protocol):
+    """A training: `backward_of` computes the gradients of a loss, times `by`."""
+
+    def backward_of(self, loss: LossTensor, by: float) -> None: ...
+
+
+class Readable(Protocol):
+    """What has the elements of a tensor once they are computed."""
+
+    def numpy(self) -> Array: ...
+
+
 class LossTensor:
     """A scalar loss: `item` reads it, `backward` queues the backward program, once.
 
@@ -286,7 +298,7 @@ class LossTensor:
     #: Makes NumPy use the operators of this class.
     __array_priority__ = 1000
 
-    def __init__(self, training: TrainingInstance | None, tensor: Tensor | None) -> None:
+    def __init__(self, training: Differentiating | None, tensor: Readable | None) -> None:
         self._training = None if training is None else weakref.ref(training)
         self._tensor = tensor
         self._value: float | None = None
@@ -301,7 +313,7 @@ class LossTensor:
         self.training.backward_of(self, 1.0)
 
     @property
-    def training(self) -> TrainingInstance:
+    def training(self) -> Differentiating:
         """The training of this loss; raises `TaskError` if it has ended."""
         assert self._training is not None, "a computed loss has no training"
         return live_training(self._training())

@@ -186,9 +186,9 @@ class TrainingTensors:
         self._closed = False
         #: The thread that is executing an exclusive method.
         self.inside: int | None = None
-        self._parameter_names = tuple([parameter.name for parameter in programs.parameters])
+        self.parameter_names = tuple([parameter.name for parameter in programs.parameters])
         self._gradient_names = tuple([parameter.gradient for parameter in programs.parameters])
-        self._changed_buffers = programs.changed_buffers
+        self.buffer_names, self.changed_buffers = programs.buffers, programs.changed_buffers
         self._gradient_cells: tuple[int, ...] = ()
         #: The object that shares tensors; parameters whose gradients it has dropped.
         self.sharer: Sharer | None = None
@@ -240,7 +240,7 @@ class TrainingTensors:
             return
         self.write(gradient, np.zeros(self.desc_of(gradient).shape, np.float32))
         self._dropped.add(name)
-        if self._dropped == {*self._parameter_names}:
+        if self._dropped == {*self.parameter_names}:
             self._drop_gradients()
 
     def _drop_gradients(self) -> None:

@@ -480,3 +480,41 @@ def test_digits_are_trained_in_stages_from_the_state_of_an_optimizer_as_on_one_d
             assert training.gradient_norm == instance.get_tensor("gradient_norm")
         assert_equal(training.state_dict(), instance.state_dict())
     assert steps < 20 or sum(losses[-1]) < 0.7 * sum(losses[0])
+
+
+@pytest.mark.parametrize(
+    "name", ["statistics", pytest.param("tied", marks=pytest.mark.campaign("mesh"))]
+)
+def test_tensors_are_written_between_gradients_and_update_as_on_one_device(name: str) -> None:
+    model = model_of(MODELS[name]())
+    pairs = drawn_batches(model, MICRO_BATCHES, 7)
+    options: dict[str, Any] = {"precision": DataType.BFLOAT16} if name == "tied" else {}
+    with mesh_of(3) as mesh, unsplit(model, **options) as instance:
+        training = staged(model, mesh, {"stages": 3}, **options)
+        assert trained(training, model, range(1)) == trained(instance, model, range(1))
+        first, *others = training.parameters()
+        losses = training.compute_gradients(pairs)
+        instance.zero_grad()
+        for (inputs, target), loss in zip(pairs, losses, strict=True):
+            instance.forward(**inputs)
+            assert instance.compute_loss(target).item() == loss
+            instance.backward()
+        value = training.tensors([first])[first] + 1
+        training.set_tensors({first: value})
+        assert_equal(training.tensors([first]), {first: value})
+        instance.set_tensor(first, value)
+        training.update()
+        instance.update()
+        assert_equal(training.state_dict(), instance.state_dict())
+        before = training.state_dict()
+        with pytest.raises(UsageError, match="no tensor 'wv'"):
+            training.set_tensors({first: value, "wv": value})
+        with pytest.raises(UsageError, match="another shape"):
+            training.set_tensors({first: value, others[0]: np.zeros((3, 3, 3))})
+        with pytest.raises(UsageError, match="without gradients"):
+            training.update()
+        training.compute_gradients(pairs)
+        training.load_state_dict(before)
+        with pytest.raises(UsageError, match="without gradients"):
+            training.update()
+        assert_equal(training.state_dict(), before)
