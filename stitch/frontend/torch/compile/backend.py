@@ -240,8 +240,8 @@ class CompileSettings:
                 "backend 'stitch' runs a model's graphs on one device: torch drives the training, "
                 "so there is none to divide",
                 got=", ".join(word for word in ("devices", "parallel") if word in given),
-                remedy="stitch.torch.compile(module, optimizer=..., algorithm='search', devices=...) "
-                "trains it on several devices by the same loop",
+                remedy="stitch.torch.compile(module, optimizer=..., algorithm='search', "
+                "devices=...) trains it on several devices by the same loop",
             )
         if unknown:
             near = "name the device as option 'target'" if "device" in unknown else ""
