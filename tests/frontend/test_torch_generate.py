@@ -14,6 +14,7 @@ import torch
 import transformers as tr
 
 import stitch
+from stitch.torch import graph_counts
 from tests.support.torch.zoo.shared import IDS, SMALL
 
 STEPS = 6
@@ -76,10 +77,14 @@ def test_generated_tokens_are_those_of_eager_torch(
     wanted = model.generate(**inputs, **how)
     torch._dynamo.reset()
     device = stitch.device_of()
-    before = device.statistics()
+    before, counts = device.statistics(), graph_counts()
+    graphs, again = counts.graphs, counts.recompilations
     model.forward = torch.compile(model.forward, backend="stitch")
     assert torch.equal(model.generate(**inputs, **how), wanted)
     assert wanted.shape[1] >= STEPS
     after = device.statistics()
+    if (make, cache) == (llama, "dynamic"):
+        # The prompt, the first step, and all further ones: their length is a symbol.
+        assert (counts.graphs - graphs, counts.recompilations - again) == (3, 0)
     runs = after.batches + after.replays - before.batches - before.replays
     assert runs >= STEPS

@@ -176,7 +176,7 @@ def lower_graph(
 
 def try_lowering(
     graph: Any, builder: ComputationGraphBuilder, bindings: Mapping[str, Callable[[], Any]],
-    attributes: Callable[[str], Any],
+    attributes: Callable[[str], Any], sizes: TorchSizes | None = None,
 ) -> tuple[Sequence[Any], Sequence[Refusal], Sequence[Any]]:  # fmt: skip
     """Add the operations as `lower_graph` does, but return refusals instead of raising them.
 
@@ -187,7 +187,7 @@ def try_lowering(
         The arguments of the output node, the refused nodes, and for each operation of the builder
         the node that it was added for.
     """
-    walk = _Walk(builder, bindings, attributes, RefusedNodes(""), goes_on=True)
+    walk = _Walk(builder, bindings, attributes, RefusedNodes(""), goes_on=True, sizes=sizes)
     values = walk.graph(graph)
     return values, walk.refusals.each, walk.nodes
 
@@ -253,7 +253,7 @@ class _Walk:
         torch.fx.node.map_arg((node.args, node.kwargs), operands.append)
         with self.builder.at(where):
             try:
-                if not _is_known(node):
+                if not is_known(node):
                     self.refusals.unsupported(node, where, _case(node))
                 elif (unread := self._unreadable(operands)) is not None:
                     if self.goes_on:
@@ -299,7 +299,7 @@ class _Walk:
 
     def _input(self, name: str, promised: Any) -> Any:
         try:
-            kind = readable_type(promised)
+            kind = readable_type(promised, self.sizes)
             slot = self.builder.input(name, kind.shape, kind.data_type)
             return ComplexTensor(slot) if is_complex(promised) else slot
         except StitchError as error:
@@ -369,7 +369,8 @@ def _check_promise(node: Any, call: Call, results: Any) -> None:
             )
 
 
-def _is_known(node: Any) -> bool:
+def is_known(node: Any) -> bool:
+    """Whether there is a lowering of a node's operator."""
     if node.op != "call_function":
         return False
     if node.target in CONTROL:
@@ -423,10 +424,10 @@ def _type_of(promised: Any, sizes: TorchSizes | None = None) -> ValueType | None
     return type_of_tensor(promised)
 
 
-def readable_type(promised: Any) -> ValueType:
+def readable_type(promised: Any, sizes: TorchSizes | None = None) -> ValueType:
     """The type of a traced tensor, of a complex one that of its pairs; raises `CompileError` for
-    values that programs cannot read."""
-    kind = _type_of(promised)
+    values that programs cannot read. `sizes`: the symbolic sizes of the graph."""
+    kind = _type_of(promised, sizes)
     if kind is None:
         raise CompileError("programs read only tensors", got=type(promised).__name__)
     return kind

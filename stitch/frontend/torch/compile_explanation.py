@@ -149,7 +149,8 @@ def _original(function: Any) -> Any:
 def _line_of_graph(graph: GraphReport) -> str:
     mine, theirs = (sum(dict(part).values()) for part in (graph.by_stitch, graph.by_torch))
     programs = _many(graph.programs, "program")
-    return f"  {graph.name}: {programs}, {mine} by Stitch, {theirs} by torch"
+    again = "".join(f"\n    compiled again for other sizes: {why}" for why in graph.recompiles)
+    return f"  {graph.name}: {programs}, {mine} by Stitch, {theirs} by torch{again}"
 
 
 def _line_of_fallback(row: FallbackSummary) -> str:

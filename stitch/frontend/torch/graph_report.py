@@ -24,7 +24,9 @@ class GraphReport:
     `role`: forward, backward or inference. `programs`: their number. `by_stitch`, `by_torch`:
     number of nodes by operator, without the views and constants that torch makes for itself.
     `to_programs_nbytes`: bytes of torch tensors, arguments included, that programs read in a call;
-    `to_torch_nbytes`: bytes of the results that they return to torch.
+    `to_torch_nbytes`: bytes of the results that they return to torch. `recompiles`: of a graph with
+    symbolic sizes, why other sizes are compiled again: guards that the compiler relied on, or what
+    named sizes cannot express.
     """
 
     name: str
@@ -35,6 +37,7 @@ class GraphReport:
     fallbacks: tuple[Fallback, ...]
     to_programs_nbytes: int
     to_torch_nbytes: int
+    recompiles: tuple[str, ...] = ()
 
 
 #: Called with the report of each compiled graph.
@@ -50,6 +53,8 @@ def log_report(report: GraphReport) -> None:
         report.name, mine, report.programs, theirs, report.to_programs_nbytes,
         report.to_torch_nbytes,
     )  # fmt: skip
+    for why in report.recompiles:
+        _log.info("graph %s is compiled again for other sizes: %s", report.name, why)
     for fallback in report.fallbacks:
         _log.debug("graph %s: torch runs %s (%s): %s", report.name, fallback.operator,
                    fallback.where, fallback.reason)  # fmt: skip
@@ -57,9 +62,14 @@ def log_report(report: GraphReport) -> None:
 
 @dataclass
 class Counts:
-    """Totals of the graphs compiled for a device; `from_cache`: graphs read from a cache."""
+    """Totals of the graphs compiled for a device.
+
+    `from_cache`: graphs read from a cache; `recompilations`: further compilations of graphs with
+    symbolic sizes, because a guard of the first one did not hold.
+    """
 
     from_cache: int = 0
+    recompilations: int = 0
     graphs: int = 0
     programs: int = 0
     by_stitch: Counter[str] = field(default_factory=Counter)

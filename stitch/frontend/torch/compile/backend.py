@@ -44,8 +44,9 @@ from stitch.frontend.torch.compile.graph_cache import (
     caching_compiler,
 )
 from stitch.frontend.torch.compile.graph_program import GraphLowering, GraphProgram, GraphSettings
-from stitch.frontend.torch.compile.stitched_graph import Run, is_static, stitched
+from stitch.frontend.torch.compile.stitched_graph import Run, stitched
 from stitch.frontend.torch.compile.subgraphs import ORIGIN, copied, is_random, is_tensor, unit_of
+from stitch.frontend.torch.compile.symbolic_graph import is_static
 from stitch.frontend.torch.decompositions import decompositions
 from stitch.frontend.torch.graph_report import GraphReport, ReportListener, log_report
 from stitch.frontend.torch.lowering import CHECKS, lowering_of

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import pickle
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -12,7 +13,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from stitch.compiler import CompileOptions, compile_graph, rated_executor
+from stitch.compiler import (
+    CompileOptions,
+    DynamicProgram,
+    compile_dynamic,
+    compile_graph,
+    rated_executor,
+)
 from stitch.errors import CompileError, UsageError
 from stitch.frontend.torch.aten_call import ComplexTensor, array_of, in_pairs, is_complex
 from stitch.frontend.torch.aten_walk import Unreadable, lower_graph, readable_type, try_lowering
@@ -22,6 +29,7 @@ from stitch.frontend.torch.compile.subgraphs import (
     classify_outputs,
     output_tensors,
     results_of,
+    with_sizes,
 )
 from stitch.frontend.torch.lowering import KEY_LIMIT, KEY_NAME, give_key, join_selected
 from stitch.frontend.torch.refused_nodes import Refusal, location_of, name_of
@@ -31,6 +39,7 @@ from stitch.frontend.torch.shared_storage import (
     Result,
     SharedStorage,
 )
+from stitch.frontend.torch.symbolic_export import TorchSizes
 from stitch.frontend.torch.torch_internals import forward_ad
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_placement
 from stitch.program import (
@@ -41,6 +50,8 @@ from stitch.program import (
     InputSlot,
     Operation,
     OutputSlot,
+    Program,
+    at_sizes,
 )
 from stitch.report import Device
 from stitch.runtime import PreparedGraph, Replay, chain_graph
@@ -124,25 +135,52 @@ class CompiledGraph:
 
 def compile_lowered(lowering: GraphLowering, device: Device) -> CompiledGraph:
     """Compile a lowered graph for a device; raises what compiling raises."""
-    settings, binary = lowering.settings, None
+    program = None
     if lowering.graph is not None:
-        binary = _binary(lowering.graph, device, settings)
+        program = _program(lowering.graph, device, lowering.settings)
+    return _compiled(lowering, program, device, tuple(lowering.outputs))
+
+
+def compile_named(lowering: GraphLowering, device: Device) -> DynamicProgram:
+    """Compile a lowered graph with named sizes; raises what compiling raises."""
+    assert lowering.graph is not None and lowering.sizes is not None, "lowered with named sizes"
+    options = _options(device, lowering.settings)
+    return compile_dynamic(lowering.graph, lowering.sizes.sizes, device.machine, options)
+
+
+def program_at(
+    lowering: GraphLowering, program: DynamicProgram | None, device: Device,
+    sizes: Mapping[str, int],
+) -> CompiledGraph:  # fmt: skip
+    """Return the static graph of one that was lowered with named sizes; `program`: its program."""
+    outputs = with_sizes(lowering.outputs, lambda shape: at_sizes(shape, sizes))
+    return _compiled(lowering, None if program is None else program.at(**sizes), device, outputs)
+
+
+def _compiled(
+    lowering: GraphLowering, program: Program | None, device: Device, outputs: tuple[Output, ...]
+) -> CompiledGraph:
+    settings, binary = lowering.settings, None
+    if program is not None:
+        binary = Binary((program,), device.machine.shape, PRODUCER)
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("graph %s: %s", settings.name, binary.programs[0].text())
+            _log.debug("graph %s: %s", settings.name, program.text())
     positions = tuple(lowering.positions)
     static = settings.static.intersection(positions)
     return CompiledGraph(
-        settings.name, binary, positions, static, lowering.has_key, tuple(lowering.outputs),
+        settings.name, binary, positions, static, lowering.has_key, outputs,
         frozenset(lowering.complex), settings.fresh.intersection(positions),
     )  # fmt: skip
 
 
-def _binary(graph: ComputationGraph, device: Device, settings: GraphSettings) -> Binary:
-    machine = device.machine
-    options = CompileOptions(
+def _program(graph: ComputationGraph, device: Device, settings: GraphSettings) -> Program:
+    return compile_graph(graph, device.machine, _options(device, settings)).program
+
+
+def _options(device: Device, settings: GraphSettings) -> CompileOptions:
+    return CompileOptions(
         optimize=settings.optimize, reassociate=True, executor=rated_executor(device.executor)
     )
-    return Binary((compile_graph(graph, machine, options).program,), machine.shape, PRODUCER)
 
 
 class GraphLowering:
@@ -150,19 +188,36 @@ class GraphLowering:
 
     The fx graph is changed; `root` has its attributes. With `settings.raises` an operator that
     cannot be compiled raises `CompileError`; else it is in `refusals`, and `graph` is None.
+    `sizes`: the named sizes of a graph with symbols.
     """
 
-    def __init__(self, fx_graph: Any, root: Any, settings: GraphSettings) -> None:
-        self.root, self.settings = root, settings
+    def __init__(
+        self, fx_graph: Any, root: Any, settings: GraphSettings, sizes: TorchSizes | None = None
+    ) -> None:
+        self.root, self.settings, self.sizes = root, settings, sizes
         nodes = [n for n in fx_graph.nodes if n.op == "placeholder"]
         self._positions = {node.name: i for i, node in enumerate(nodes)}
         self.has_key = give_key(fx_graph)
-        self._tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-        self._results, self.outputs = classify_outputs(
+        self._nodes_of_arguments = nodes
+        self._results, outputs = classify_outputs(
             fx_graph, self._positions, settings.exact_outputs, share=settings.shares_outputs,
             may_copy=settings.copies_results,
         )  # fmt: skip
+        #: The axes of each result from the largest stride to the smallest; None: row-major.
+        self._orders = [r.strides and axes_in_memory(r.strides) for r in self._results]
+        self.outputs = outputs if sizes is None else with_sizes(outputs, sizes.shape)
         join_selected(fx_graph)
+        self._fx_graph = fx_graph
+        self._lower()
+
+    def relowered(self, sizes: TorchSizes) -> GraphLowering:
+        """Return the lowering of the same graph with other examples of its named sizes."""
+        twin = copy.copy(self)
+        twin.sizes = sizes
+        twin._lower()
+        return twin
+
+    def _lower(self) -> None:
         #: Positions of the arguments that are inputs of the program, in order.
         self.positions: list[int] = []
         #: Positions of complex arguments.
@@ -170,29 +225,34 @@ class GraphLowering:
         self.refusals: Sequence[Refusal] = ()
         #: For each operation of the graph, the node that it was added for.
         self._nodes: Sequence[Any] = ()
-        self.builder = ComputationGraphBuilder(settings.name)
-        self.graph: ComputationGraph | None = self._lowered(fx_graph) if self._results else None
+        self.builder = builder = ComputationGraphBuilder(self.settings.name)
+        if self.sizes is not None:
+            self.sizes.sizes.locate = lambda: builder.location
+        self.graph: ComputationGraph | None = self._lowered() if self._results else None
 
-    def _lowered(self, fx_graph: Any) -> ComputationGraph | None:
+    def _lowered(self) -> ComputationGraph | None:
         bindings: dict[str, Callable[[], Any]] = {}
         # Inputs have the order of the arguments; the key is last.
-        for node in self._tensors:
-            if node.users:
+        for node in self._nodes_of_arguments:
+            traced = node.meta.get("val")
+            if node.users and isinstance(traced, torch.Tensor):
                 bindings[node.name] = partial(_identity, self._input(node))
+            elif self.sizes is not None and isinstance(traced, torch.SymInt):
+                bindings[node.name] = partial(self.sizes.size, traced)
         for name in self._positions.keys() - bindings.keys():
             bindings[name] = partial(Unreadable, "it reads an argument that is not a tensor")
         if self.has_key:
             key = self.builder.input(KEY_NAME, (1,), DataType.INT64, InputKind.KEY)
             bindings[KEY_NAME] = partial(_identity, key)
-        arguments = fx_graph, self.builder, bindings, self._attribute
+        arguments = self._fx_graph, self.builder, bindings, self._attribute
         if self.settings.raises:
-            values = lower_graph(*arguments, self.settings.name, REMEDY)
+            values = lower_graph(*arguments, self.settings.name, REMEDY, self.sizes)
         else:
-            values, self.refusals, self._nodes = try_lowering(*arguments)
+            values, self.refusals, self._nodes = try_lowering(*arguments, self.sizes)
             if self.refusals:
                 return None
-        for output in self._results:
-            self._declare(output, values[output.index])
+        for output, order in zip(self._results, self._orders, strict=True):
+            self._declare(output, values[output.index], order)
         return self.builder.build()
 
     def refused_by(self, device: Device, error: CompileError) -> Sequence[Refusal]:
@@ -204,7 +264,8 @@ class GraphLowering:
             if node not in reasons:
                 try:
                     alone = _one_operation(self.graph, operation)
-                    device.load(_binary(alone, device, self.settings)).prepared()
+                    program = _program(alone, device, self.settings)
+                    device.load(Binary((program,), device.machine.shape, PRODUCER)).prepared()
                 except CompileError as refusal:
                     reasons[node] = refusal.what
         for node in () if reasons else dict.fromkeys(self._nodes):
@@ -214,7 +275,7 @@ class GraphLowering:
     def _input(self, node: Any) -> SymbolicTensor | ComplexTensor | Unreadable:
         position, where = self._positions[node.name], f"argument {node.name}"
         try:
-            kind = readable_type(node.meta["val"])
+            kind = readable_type(node.meta["val"], self.sizes)
         except CompileError as error:
             if self.settings.raises:
                 error.where = where
@@ -236,10 +297,10 @@ class GraphLowering:
         self.complex.append(position)
         return ComplexTensor(slot)
 
-    def _declare(self, output: Result, value: SymbolicTensor | ComplexTensor) -> None:
-        b, name, order = self.builder, f"output_{output.index}", None
-        if output.strides is not None:
-            order = axes_in_memory(output.strides)
+    def _declare(
+        self, output: Result, value: SymbolicTensor | ComplexTensor, order: tuple[int, ...] | None
+    ) -> None:
+        b, name = self.builder, f"output_{output.index}"
         if isinstance(value, ComplexTensor):
             order = None if order is None else (*order, len(order))
             value = value.pairs

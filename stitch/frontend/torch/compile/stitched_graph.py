@@ -3,7 +3,6 @@ turn (in the order of `subgraphs`), which pass torch tensors to each other."""
 
 from __future__ import annotations
 
-import copy
 import keyword
 import logging
 import operator
@@ -15,9 +14,9 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
-from stitch.errors import CompileError, InternalError
+from stitch.errors import CompileError, InternalError, StitchError
+from stitch.frontend.torch.aten_walk import is_known
 from stitch.frontend.torch.compile.graph_program import (
     REMEDY,
     GraphLowering,
@@ -41,140 +40,21 @@ from stitch.frontend.torch.compile.subgraphs import (
     unit_of,
     unusual_strides,
 )
+from stitch.frontend.torch.compile.symbolic_graph import (
+    DEPENDS_ON_DATA,
+    ByShapes,
+    GraphSymbols,
+    NamedSizes,
+    depending_on_data,
+    has_symbols,
+    is_static,
+)
 from stitch.frontend.torch.graph_report import Fallback, GraphReport, ReportListener
-from stitch.frontend.torch.refused_nodes import MAX_LINES, Refusal, location_of, name_of
+from stitch.frontend.torch.refused_nodes import MAX_LINES, Refusal, briefly, location_of, name_of
 from stitch.frontend.torch.shared_storage import SharedStorage
-from stitch.frontend.torch.torch_internals import FakeTensorMode, OpOverload
-
-# Symbolic sizes -----------------------------------------------------------------------------------
+from stitch.frontend.torch.torch_internals import OpOverload
 
 _log = logging.getLogger(__name__)
-#: Maximum number of shapes for which a symbolic graph caches programs; the oldest are removed.
-MAX_SHAPES = 64
-DEPENDS_ON_DATA = "the sizes of its operands or results depend on data"
-
-
-class ByShapes:
-    """A graph with symbolic sizes: it is compiled for each set of argument shapes."""
-
-    def __init__(self, module: Any, compile_sized: Callable[[Any], Callable[..., Any]]) -> None:
-        self._module, self._compile = module, compile_sized
-        self._runs: dict[tuple[Any, ...], Callable[..., Any]] = {}
-
-    @boxed
-    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
-        key = tuple(map(_kind, arguments))
-        run = self._runs.get(key)
-        if run is None:
-            _log.info("compiling for set %d of shapes: %s", len(self._runs) + 1, key)
-            run = self._runs[key] = self._compile(with_sizes_of(self._module, arguments))
-            while len(self._runs) > MAX_SHAPES:
-                del self._runs[next(iter(self._runs))]
-        return run(arguments)  # type: ignore[no-any-return]  # torch has no types here
-
-
-def _kind(argument: Any) -> Any:
-    if not isinstance(argument, torch.Tensor):
-        return argument
-    if argument.layout is not torch.strided:
-        return argument.shape, argument.layout, argument.dtype
-    return argument.shape, argument.stride(), argument.dtype
-
-
-_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-def is_static(graph: Any) -> bool:
-    """Whether no size in a graph is symbolic."""
-    return not any(has_symbols(node.meta.get("val")) for node in graph.nodes)
-
-
-def has_symbols(value: Any) -> bool:
-    """Whether the result of a node has symbolic sizes, or is a symbol."""
-    if isinstance(value, torch.Tensor):
-        sizes = (*value.shape, *value.stride()) if value.layout is torch.strided else value.shape
-        return any(isinstance(size, torch.SymInt) for size in sizes)
-    if isinstance(value, list | tuple):
-        return any(map(has_symbols, value))
-    return isinstance(value, _SYMBOLS)
-
-
-def depending_on_data(graph: Any) -> list[Any]:
-    """The nodes with operands or results whose sizes or values depend on data."""
-    values = {node: _depends(node.meta.get("val")) for node in graph.nodes}
-    return [
-        node
-        for node in graph.nodes
-        if node.op == "call_function"
-        and (values[node] or any(values[source] for source in node.all_input_nodes))
-    ]
-
-
-def _depends(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_depends, value))
-    is_sized = isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool)
-    return is_sized and bool(free_unbacked_symbols(value))
-
-
-def _fake_of(tensor: Any, mode: Any) -> Any:
-    if tensor.layout is not torch.strided:
-        return mode.from_tensor(tensor)
-    return torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-
-
-class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]  # torch has no types here
-    """Records the results of all nodes."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.results: dict[Any, Any] = {}
-
-    def run_node(self, node: Any) -> Any:
-        self.results[node] = super().run_node(node)
-        return self.results[node]
-
-
-def _size_inner_graphs(module: Any, results: Mapping[Any, Any]) -> None:
-    """Specialize the inner graphs of operators for the sizes of their operands."""
-    for node in module.graph.nodes:
-        inner = [
-            source.target for source in node.all_input_nodes
-            if source.op == "get_attr" and isinstance(results[source], torch.fx.GraphModule)
-        ]  # fmt: skip
-        if not inner:
-            continue
-        lists = [argument for argument in node.args if isinstance(argument, list | tuple)]
-        operands = torch.fx.node.map_arg([v for values in lists for v in values], results.get)
-        for target in inner:
-            setattr(module, target, with_sizes_of(getattr(module, target), operands))
-
-
-def with_sizes_of(module: Any, arguments: Sequence[Any]) -> Any:
-    """A copy of a graph module specialized for the shapes of these arguments."""
-    # Loops create symbols.
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    sized = copy.deepcopy(module)
-    with mode, torch.no_grad():
-        fakes = [_fake_of(a, mode) if isinstance(a, torch.Tensor) else a for a in arguments]
-        recorder = _Recorder(sized)
-        recorder.run(*fakes)
-    _size_inner_graphs(sized, recorder.results)
-    numbers = {n: v for n, v in recorder.results.items() if isinstance(v, _NUMBERS)}
-    for node in sized.graph.nodes:
-        if node.op != "output":
-            node.meta["val"] = recorder.results[node]
-        if node.op not in ("placeholder", "get_attr"):
-            node.args = torch.fx.node.map_arg(node.args, lambda n: numbers.get(n, n))
-            node.kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: numbers.get(n, n))
-    for node in reversed(list(sized.graph.nodes)):
-        if node in numbers and node.op == "call_function" and not node.users:
-            sized.graph.erase_node(node)
-    return sized
-
 
 # Generated code that calls programs and torch's operators -----------------------------------------
 
@@ -366,23 +246,96 @@ def stitched(
         )
     reasons.update({unit_of(node): DEPENDS_ON_DATA for node in dependent})
 
-    def by_shapes(part: Any, wanted: GraphSettings) -> Run:
-        # Not `stitched`: sizes of nested tensors stay symbolic, and run in torch.
-        return ByShapes(part, lambda sized: _sized(sized, storage, wanted, listener, {})).__call__
+    recompiles: list[str] = []
+
+    def report(each: GraphReport) -> None:
+        listener(replace(each, recompiles=tuple(dict.fromkeys(recompiles))))
+
+    if not reasons:
+        graph = copied(module.graph)
+        build, refusals = _named(module, graph, module, storage, settings, listener, recompiles)
+        if not refusals:
+            run = build()
+            if run.is_named:
+                report(_report_of_one(module.graph, settings, has_program=run.has_program))
+            return run.__call__
+        reasons = _origins(refusals)
 
     def lower(
         part: GraphPart, wanted: GraphSettings
     ) -> tuple[Callable[[], Run], Sequence[Refusal]]:
-        part_module = torch.fx.GraphModule(module, part.graph)
-        return lambda: by_shapes(part_module, wanted), ()
+        spare = torch.fx.GraphModule(module, copied(part.graph))
+        build, refusals = _named(module, part.graph, spare, storage, wanted, listener, recompiles)
+        return lambda: build().__call__, refusals
 
-    if not reasons:
-        return by_shapes(module, settings)
     # Strides are not known yet, so all outputs are exact.
     outputs = len(module.graph.output_node().args[0])
     return _cut_and_stitched(
-        module, replace(settings, exact_outputs=outputs), reasons, lower, listener
+        module, replace(settings, exact_outputs=outputs), reasons, lower, report
     )
+
+
+def _named(
+    root: Any, graph: Any, module: Any, storage: SharedStorage, settings: GraphSettings,
+    listener: ReportListener, recompiles: list[str],
+) -> tuple[Callable[[], ByShapes], Sequence[Refusal]]:  # fmt: skip
+    """Lower a graph with named sizes.
+
+    Args:
+        root: The module with its attributes.
+        graph: The graph; it is changed.
+        module: A module with a copy of the graph, to be specialised where named sizes do not do.
+        storage: The memory shared with the device.
+        settings: The graph's settings.
+        listener: Called with the report of each specialised graph.
+        recompiles: Receives why other sizes are compiled again.
+
+    Returns:
+        A function that compiles it, and the nodes whose operators have no lowering.
+    """
+
+    def specialised(why: str) -> ByShapes:
+        recompiles.append(why)
+        _log.info("graph %s is specialised for each set of shapes: %s", settings.name, why)
+
+        def report(each: GraphReport) -> None:
+            listener(replace(each, recompiles=(why,)))
+
+        # Not `stitched`: sizes of nested tensors stay symbolic, and run in torch.
+        return ByShapes(module, lambda sized: _sized(sized, storage, settings, report, {}))
+
+    try:
+        symbols = GraphSymbols.of(graph)
+        sizes = symbols.sizes(symbols.hints)
+        lowering = GraphLowering(graph, root, replace(settings, raises=False), sizes)
+    except Exception as error:
+        why = _failure(error)
+        return lambda: specialised(why), ()
+    refusals = lowering.refusals
+    missing = [refusal for refusal in refusals if not is_known(refusal.node)]
+    if missing and not settings.raises:
+        return lambda: specialised(missing[0].reason), missing
+    if refusals:
+        first = refusals[0]
+        return lambda: specialised(f"{first.operator} ({first.where}): {first.reason}"), ()
+
+    def build() -> ByShapes:
+        try:
+            named, first = NamedSizes.of(symbols, lowering, storage)
+        except Exception as error:
+            return specialised(_failure(error))
+        recompiles.extend(named.guards())
+        return ByShapes(
+            module, lambda sized: _sized(sized, storage, settings, listener, {}), named, first
+        )
+
+    return build, ()
+
+
+def _failure(error: Exception) -> str:
+    if isinstance(error, StitchError):
+        return briefly(error)
+    return f"its compilation with named sizes failed: {error!r}"
 
 
 def _sized(

@@ -12,7 +12,7 @@ import math
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -102,6 +102,37 @@ def results_of(outputs: Sequence[Output]) -> list[Result]:
     """The results of the program among the outputs."""
     results = [output.result if isinstance(output, View) else output for output in outputs]
     return [result for result in results if isinstance(result, Result)]
+
+
+def with_sizes(
+    outputs: Sequence[Output], shape: Callable[[Sequence[Any]], tuple[Any, ...]]
+) -> tuple[Output, ...]:
+    """The outputs of a graph with symbolic sizes, with other sizes; `shape` converts a shape."""
+    results: dict[int, Result] = {}
+
+    def result_of(result: Result) -> Result:
+        if result.index not in results:
+            strides = None if result.strides is None else shape(result.strides)
+            # Each has views of its own.
+            results[result.index] = replace(
+                result, shape=shape(result.shape), strides=strides, views=set()
+            )
+        return results[result.index]
+
+    def sized(output: Output) -> Output:
+        if isinstance(output, Result):
+            return result_of(output)
+        if isinstance(output, View | ArgumentView):
+            (offset,) = shape((output.offset,))
+            sizes = shape(output.shape), shape(output.strides), offset
+            if isinstance(output, View):
+                return View(result_of(output.result), *sizes)
+            return ArgumentView(output.position, *sizes, shape(output.strides_of_argument))
+        if isinstance(output, ConstantOutput) and isinstance(output.value, int | torch.SymInt):
+            return ConstantOutput(*shape((output.value,)))
+        return output
+
+    return tuple(map(sized, outputs))
 
 
 def _strided(tensor: Any, output: Result) -> Any:
@@ -228,7 +259,7 @@ class _OutputClassifier:
         whole = argument.meta["val"]
         if _bits(kind) != _bits(whole):
             return None
-        offset = int(kind.storage_offset()) - int(whole.storage_offset())
+        offset = kind.storage_offset() - whole.storage_offset()
         if offset < 0:
             # Another argument may have no storage before its first element.
             return None
@@ -241,7 +272,7 @@ class _OutputClassifier:
         source, kind = self.sources[value], value.meta["val"]
         if source not in self._shared:
             self._shared[source] = self._result(source, True)
-        offset = int(kind.storage_offset()) - int(source.meta["val"].storage_offset())
+        offset = kind.storage_offset() - source.meta["val"].storage_offset()
         return View(self._shared[source], tuple(kind.shape), tuple(kind.stride()), offset)
 
     def _result(self, value: Any, is_exact: bool) -> Result:
@@ -267,7 +298,7 @@ def unusual_strides(kind: Any) -> tuple[int, ...] | None:
     """The strides of a tensor that is dense but not row-major; None for others."""
     if kind.layout is not torch.strided or kind.is_contiguous() or kind.numel() == 0:
         return None
-    strides = tuple(int(s) for s in kind.stride())
+    strides = tuple(kind.stride())
     step = 1
     for axis in reversed(axes_in_memory(strides)):
         if kind.shape[axis] != 1 and strides[axis] != step:
@@ -358,13 +389,14 @@ def _has_effects(node: Any) -> bool:
 
 
 def nbytes_of(node: Any) -> int:
-    """The number of bytes of a node's results; symbolic sizes count as 1."""
+    """The number of bytes of a node's results; symbolic sizes have torch's example, else count as
+    1."""
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else (value,)
     total = 0
     for each in values:
         if isinstance(each, torch.Tensor):
-            sizes = [size if isinstance(size, int) else 1 for size in each.shape]
+            sizes = [s if isinstance(s, int) else s.node.hint or 1 for s in each.shape]
             total += math.prod(sizes) * each.dtype.itemsize
     return total
 

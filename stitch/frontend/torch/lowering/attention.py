@@ -11,7 +11,7 @@ import torch
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, Several, rounded_once
 from stitch.graph import SymbolicTensor
-from stitch.program import DataType, is_deferred, is_symbolic
+from stitch.program import DataType, int64_array, is_deferred, is_symbolic
 
 aten = torch.ops.aten
 
@@ -66,7 +66,10 @@ def _scores(
     """Scores of queries and keys; -inf where masked."""
     b = call.builder
     scores = b.matmul(scaled, b.swapaxes(key, -1, -2))
-    if is_causal:
+    if is_causal and any(map(is_symbolic, scores.shape[-2:])):
+        rows, columns = (b.op("Range", 0, int64_array([n], ()), 1) for n in scores.shape[-2:])
+        scores = b.where(b.op("Greater", columns, b.unsqueeze(rows, -1)), -math.inf, scores)
+    elif is_causal:
         later = np.triu(np.full(scores.shape[-2:], -np.inf, np.float32), 1)
         scores = b.add(scores, later.astype(scores.dtype))
     if mask is not None and mask.data_type is DataType.BOOL:
