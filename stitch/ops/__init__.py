@@ -7,6 +7,7 @@ compute gradients.
 from stitch.ops.activation import GELU_CUBE, GELU_HEIGHT, GELU_RATE
 from stitch.ops.applying import (
     DOMAINS,
+    MAX_NBYTES,
     attributes_of,
     bind,
     definition_of,
@@ -70,7 +71,7 @@ from stitch.ops.workspaces import (
 )
 
 __all__ = [
-    "COPIES", "DOMAINS", "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES",
+    "COPIES", "DOMAINS", "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "MAX_NBYTES",
     "PARALLEL_OPERATORS", "RESHAPING", "SUMS", "Attribute", "Batching", "BatchingContext",
     "DividedOperation", "Gradient", "GradientContext", "Inference", "InferenceContext", "Kernel",
     "KernelArguments", "KernelMemory", "OpDef", "OperationWork", "Part", "Thunk", "are_in_range",

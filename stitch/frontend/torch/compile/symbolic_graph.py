@@ -29,7 +29,7 @@ from stitch.frontend.torch.compile.graph_program import (
 from stitch.frontend.torch.shared_storage import SharedStorage
 from stitch.frontend.torch.symbolic_export import TorchSizes
 from stitch.frontend.torch.torch_internals import FakeTensorMode
-from stitch.ops.applying import MAX_NBYTES
+from stitch.ops import MAX_NBYTES
 from stitch.program import MAX_SIZE, Dim, SymbolicSizes
 
 _log = logging.getLogger(__name__)
