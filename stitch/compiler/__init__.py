@@ -20,12 +20,7 @@ from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.compiler.changed_slots import with_layouts
-    from stitch.compiler.dynamic_program import (
-        DynamicProgram,
-        compile_dynamic,
-        elements_text,
-        type_text,
-    )  # fmt: skip
+    from stitch.compiler.dynamic_program import DynamicProgram, compile_dynamic
     from stitch.compiler.gradients import (
         Differentiated,
         Recompute,
@@ -34,15 +29,17 @@ if TYPE_CHECKING:
         differentiate_parts,
         prepare_for_parts,
     )
+    from stitch.compiler.sized_graph import elements_text, type_text
     from stitch.compiler.split import cut_names, cuttable, node_ends, split_graph
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
             "changed_slots": "with_layouts",
-            "dynamic_program": "DynamicProgram compile_dynamic elements_text type_text",
+            "dynamic_program": "DynamicProgram compile_dynamic",
             "gradients": "Differentiated Recompute check_recompute differentiate "
             "differentiate_parts prepare_for_parts",
+            "sized_graph": "elements_text type_text",
             "split": "cut_names cuttable node_ends split_graph",
         },
     )

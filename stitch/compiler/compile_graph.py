@@ -5,10 +5,6 @@ The same graph and options give the same program, in every process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from stitch.compiler.body_graphs import add_output_identities
 from stitch.compiler.loops import LoopNote, schedule_loops
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.compiler.passes import (
@@ -21,35 +17,11 @@ from stitch.compiler.passes import (
     remove_identities,
     transpose_products,
 )
-from stitch.compiler.placement import (
-    apply_kinds,
-    free_aliases,
-    place,
-    prove_aliases,
-    slot_placement,
-)
+from stitch.compiler.placement import GraphPlacer, apply_kinds
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, check_types
 from stitch.linker import drop_unused_values, remove_dead_code
-from stitch.machine import Machine, MachineShape
-from stitch.ops import has_products
-from stitch.program import MathFidelity, Operation, Program
-
-
-def with_math_fidelity(program: Program, fidelity: MathFidelity) -> Program:
-    """Set the math fidelity of every operation that sums products."""
-    if fidelity is MathFidelity.BY_TYPE:
-        return program
-
-    def told(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-        return tuple(
-            replace(operation, math_fidelity=fidelity) if has_products(operation) else operation
-            for operation in operations
-        )
-
-    bodies = tuple(replace(body, operations=told(body.operations)) for body in program.bodies)
-    return replace(program, operations=told(program.operations), bodies=bodies)
-
+from stitch.machine import Machine
 
 _DEFAULTS = CompileOptions()
 
@@ -65,7 +37,9 @@ def compile_graph(
         LayoutError: A layout is invalid.
         OutOfMemoryError: The program does not fit the machine.
     """
-    return place_graph(*prepare_graph(graph, machine, options), machine.shape, options)
+    graph, loops = prepare_graph(graph, machine, options)
+    program, warnings = GraphPlacer(graph, machine.shape, options).place(graph)
+    return Compilation(program, warnings, loops)
 
 
 def prepare_graph(
@@ -98,19 +72,6 @@ def prepare_graph(
     else:
         graph = drop_unused_values(fold_constants(graph, 0))
     return graph, loops
-
-
-def place_graph(
-    graph: ComputationGraph, loops: tuple[LoopNote, ...], machine: MachineShape,
-    options: CompileOptions,
-) -> Compilation:  # fmt: skip
-    """Place a prepared graph without symbolic sizes; raises what `compile_graph` raises."""
-    placement = slot_placement(graph)
-    graph = add_output_identities(graph, placement.rounded_outputs(graph))
-    prove_aliases(graph, placement.aliases)
-    aliases = placement.aliases + free_aliases(graph, placement)
-    program, warnings = place(graph, placement, aliases, machine, options)
-    return Compilation(with_math_fidelity(program, options.math_fidelity), warnings, loops)
 
 
 def _absorb_transposes(graph: ComputationGraph) -> ComputationGraph:

@@ -10,30 +10,16 @@ each size, too, so that they need no guards.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
-from stitch.compiler.compile_graph import place_graph, prepare_graph
+from stitch.compiler.compile_graph import prepare_graph
 from stitch.compiler.options import Compilation, CompileOptions
+from stitch.compiler.placement import GraphPlacer
+from stitch.compiler.sized_graph import SizedGraph, type_text
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine, MachineShape
-from stitch.program import (
-    ABSENT,
-    MAX_SIZE,
-    Array,
-    Constant,
-    Guard,
-    Program,
-    SizeNeeded,
-    SymbolicData,
-    SymbolicSize,
-    SymbolicSizes,
-    Value,
-    ValueType,
-    at_sizes,
-    integers_of,
-    is_symbolic,
-)
+from stitch.program import ABSENT, Guard, Program, SizeNeeded, SymbolicSizes
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -53,6 +39,11 @@ class DynamicProgram:
     machine: MachineShape
     options: CompileOptions
     needs_passes: bool = False
+    _sized: SizedGraph = field(init=False)
+    _placers: list[GraphPlacer] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_sized", SizedGraph(self.graph))
 
     @property
     def guards(self) -> tuple[Guard, ...]:
@@ -75,7 +66,13 @@ class DynamicProgram:
     def compilation_at(self, sizes: dict[str, int]) -> tuple[ComputationGraph, Compilation]:
         """Return the graph and the compilation at some sizes; raises what `at` raises."""
         graph = self._graph_at(sizes)
-        return graph, place_graph(graph, (), self.machine, self.options)
+        if self.needs_passes:
+            placer = GraphPlacer(graph, self.machine, self.options)
+        else:
+            if not self._placers:
+                self._placers.append(GraphPlacer(graph, self.machine, self.options))
+            placer = self._placers[0]
+        return graph, Compilation(*placer.place(graph))
 
     def results_at(self, sizes: dict[str, int], known: dict[Hashable, int]) -> list[int]:
         """Return a number for each result at some sizes, equal where equal operations compute it.
@@ -110,21 +107,13 @@ class DynamicProgram:
         what = f"program {self.options.name or self.graph.name!r}"
         checked = self.sizes.check(sizes, what)
         try:
-            values = tuple([
-                _value_at(value, checked) if any(map(is_symbolic, value.type.shape)) else value
-                for value in self.graph.values
-            ])  # fmt: skip
-            constants = tuple([
-                Constant(c.value, c.data.at(checked)) if isinstance(c.data, SymbolicData) else c
-                for c in self.graph.constants
-            ])  # fmt: skip
+            graph = self._sized.at(checked)
         except (ArithmeticError, ValueError) as error:
             raise CompileError(
                 f"{what} has no shapes at these sizes: {error}",
                 got=", ".join(f"{name}={size}" for name, size in checked.items()),
                 remedy="choose other sizes",
             ) from error
-        graph = replace(self.graph, values=values, constants=constants)
         if self.needs_passes:
             graph, _ = prepare_graph(graph, None, self.options)
         return graph
@@ -147,28 +136,6 @@ class DynamicProgram:
             for slot in slots
         ]
         return "\n".join([*lines, "}\n"])
-
-
-def type_text(kind: ValueType) -> str:
-    """Return the text of a type, with expressions for symbolic sizes."""
-    return "x".join([*(_size_text(size, True) for size in kind.shape), kind.data_type.short])
-
-
-def elements_text(data: Array) -> str:
-    """Return the text of the integers of a constant, with expressions for symbolic sizes."""
-    return f"[{', '.join(_size_text(element, False) for element in integers_of(data))}]"
-
-
-def _size_text(size: object, as_factor: bool) -> str:
-    return size.expression.text(as_factor) if isinstance(size, SymbolicSize) else str(size)
-
-
-def _value_at(value: Value, sizes: dict[str, int]) -> Value:
-    shape = at_sizes(value.type.shape, sizes)
-    if min(shape) < 0 or max(shape) > MAX_SIZE:
-        kind = type_text(value.type)
-        raise ValueError(f"{value.name or 'a value'}, {kind}, would be {list(shape)}")
-    return Value(value.name, ValueType(shape, value.type.data_type))
 
 
 def compile_dynamic(

@@ -16,10 +16,10 @@ Defaults, in order:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stitch.compiler.body_graphs import make_names_unique
+from stitch.compiler.body_graphs import add_output_identities, make_names_unique
 from stitch.compiler.options import CompileOptions, CompileWarning
 from stitch.errors import CompileError, LayoutError, OutOfMemoryError
 from stitch.graph import (
@@ -32,16 +32,16 @@ from stitch.graph import (
 from stitch.linker import (
     AliasProofs,
     Demand,
-    ScratchPlan,
+    ScratchPacker,
     address_problems,
     check_capacity,
     choose_scratch,
     demands,
     expansion_nbytes,
-    pack_scratch,
     place_intermediates,
 )
 from stitch.machine import MachineShape, footprint, room_per_bank, round_up, shard_layout
+from stitch.ops import has_products
 from stitch.packing import gaps_between, pack
 from stitch.program import (
     BLOCK_ELEMENTS,
@@ -49,7 +49,9 @@ from stitch.program import (
     DataType,
     InputKind,
     Layout,
+    MathFidelity,
     MemoryLayout,
+    Operation,
     Ownership,
     Program,
     Scratch,
@@ -178,6 +180,8 @@ Pairs = tuple[tuple[int, int], ...]
 
 def prove_aliases(graph: ComputationGraph, asked: Pairs) -> None:
     """Raise `CompileError` listing every requested alias that cannot be proved."""
+    if not asked:
+        return
     proofs = AliasProofs(graph)
     problems = [p for pair in asked if (p := _obstacle(graph, proofs, *pair)) is not None]
     if problems:
@@ -198,6 +202,8 @@ def free_aliases(graph: ComputationGraph, placement: SlotPlacement) -> Pairs:
     Each donated input goes to the first output that qualifies. Inputs stored in another type are
     skipped: an aliasing output would be rounded too.
     """
+    if all(slot.ownership is not Ownership.DONATE for slot in graph.inputs):
+        return ()
     taken = {i for _, i in placement.aliases}
     busy = {o for o, _ in placement.aliases}
     pairs = []
@@ -382,29 +388,95 @@ class _Slot:
         return f"{self.request.label} ({self.size_per_bank} B per bank)"
 
 
-def place(
-    graph: ComputationGraph, placement: SlotPlacement, aliases: Pairs, machine: MachineShape,
-    options: CompileOptions,
-) -> tuple[Program, tuple[CompileWarning, ...]]:  # fmt: skip
-    """Place a graph, each of whose outputs is a value of its own; return program and warnings.
+def _with_math_fidelity(graph: ComputationGraph, fidelity: MathFidelity) -> ComputationGraph:
+    """Set the math fidelity of every operation that sums products."""
+    if fidelity is MathFidelity.BY_TYPE:
+        return graph
+
+    def told(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+        return tuple(
+            replace(operation, math_fidelity=fidelity) if has_products(operation) else operation
+            for operation in operations
+        )
+
+    bodies = tuple(replace(body, operations=told(body.operations)) for body in graph.bodies)
+    return replace(graph, operations=told(graph.operations), bodies=bodies)
+
+
+class GraphPlacer:
+    """Places a graph, also with other shapes: what does not depend on them is computed once.
+
+    Args:
+        graph: A prepared graph without symbolic sizes.
+        machine: The memory of the machine.
+        options: The options of the compilation.
 
     Raises:
-        LayoutError: A layout is invalid.
-        CompileError: Fixed addresses overlap.
-        OutOfMemoryError: The program does not fit.
+        CompileError: Placement options cannot be satisfied.
     """
-    name = options.name or graph.name
-    where = f"program {name!r} on machine {machine.name!r}"
-    slots = _slots(graph, placement, aliases, machine)
-    plan = pack_scratch(graph.values, graph.operations, graph.placed_values())
-    pinned = sum(s.size_per_bank for s in slots if _in_l1(s) and is_pinned(s.request))
-    scratch = choose_scratch(expansion_nbytes(graph, plan), machine, l1_slots_per_bank=pinned)
-    _move_slots_to_dram(slots, scratch, machine, where)
-    program = _assemble(graph, slots, aliases, machine, plan, scratch, options, name)
-    wanted = demands(program, scratch, machine)
-    _check(wanted, machine, where)
-    warnings = [w for s in slots for w in size_traps(s.request, s.layout, machine)]
-    return program, tuple(warnings)
+
+    __slots__ = ("_copies", "_graph", "_machine", "_names", "_options", "_packer", "_placement")
+
+    def __init__(
+        self, graph: ComputationGraph, machine: MachineShape, options: CompileOptions
+    ) -> None:
+        self._machine, self._options = machine, options
+        self._placement = slot_placement(graph)
+        graph = _with_math_fidelity(graph, options.math_fidelity)
+        #: The graph whose outputs are values of their own.
+        self._graph = add_output_identities(graph, self._placement.rounded_outputs(graph))
+        #: Names and sources of the values that this added.
+        added = self._graph.operations[len(graph.operations) :]
+        self._copies = [(self._graph.values[o.outputs[0]].name, o.inputs[0]) for o in added]
+        #: New names of values, by index.
+        unique = make_names_unique(self._graph.values)
+        self._names = {
+            i: now.name
+            for i, (now, before) in enumerate(zip(unique, self._graph.values, strict=True))
+            if now is not before
+        }
+        self._packer = ScratchPacker(self._graph.operations, self._graph.placed_values())
+
+    def place(self, graph: ComputationGraph) -> tuple[Program, tuple[CompileWarning, ...]]:
+        """Place the graph with other shapes of its values; return program and warnings.
+
+        Args:
+            graph: The same graph; values and constants may have other shapes.
+
+        Raises:
+            LayoutError: A layout is invalid.
+            CompileError: A requested alias is not proved, or fixed addresses overlap.
+            OutOfMemoryError: The program does not fit.
+        """
+        copies = [Value(name, graph.values[source].type) for name, source in self._copies]
+        graph = self._graph.resized((*graph.values, *copies), graph.constants)
+        machine, placement = self._machine, self._placement
+        prove_aliases(graph, placement.aliases)
+        aliases = placement.aliases + free_aliases(graph, placement)
+        name = self._options.name or graph.name
+        where = f"program {name!r} on machine {machine.name!r}"
+        slots = _slots(graph, placement, aliases, machine)
+        plan = self._packer.pack(graph.values)
+        pinned = sum(s.size_per_bank for s in slots if _in_l1(s) and is_pinned(s.request))
+        scratch = choose_scratch(expansion_nbytes(graph, plan), machine, l1_slots_per_bank=pinned)
+        _move_slots_to_dram(slots, scratch, machine, where)
+        values = _placed_values(graph, slots, aliases, machine, place_intermediates(
+            graph.values, plan, scratch
+        ))  # fmt: skip
+        for index, unique in self._names.items():
+            values[index] = replace(values[index], name=unique)
+        over = dict(aliases)
+        outputs = tuple([
+            replace(slot, aliases_input=over[i]) if i in over else slot
+            for i, slot in enumerate(graph.outputs)
+        ])  # fmt: skip
+        program = Program(
+            name, graph.inputs, outputs, tuple(values), graph.operations, graph.constants, scratch,
+            self._options.role, bodies=graph.bodies,
+        )  # fmt: skip
+        _check(demands(program, scratch, machine), machine, where)
+        warnings = [w for s in slots for w in size_traps(s.request, s.layout, machine)]
+        return program, tuple(warnings)
 
 
 def _slots(
@@ -493,29 +565,23 @@ def _no_gap(here: list[_Slot], bottom: int, machine: MachineShape, where: str) -
     )
 
 
-def _assemble(
+def _placed_values(
     graph: ComputationGraph, slots: list[_Slot], aliases: Pairs, machine: MachineShape,
-    plan: ScratchPlan, scratch: Scratch, options: CompileOptions, name: str,
-) -> Program:  # fmt: skip
-    values: list[Value] = list(place_intermediates(graph.values, plan, scratch))
+    values: Sequence[Value],
+) -> list[Value]:  # fmt: skip
+    """Return the values with the layouts of slots and constants."""
+    placed = list(values)
     for slot in slots:
-        values[slot.value] = replace(values[slot.value], layout=slot.layout)
+        placed[slot.value] = replace(placed[slot.value], layout=slot.layout)
     for output, source in aliases:
         taker, given = graph.outputs[output].value, graph.inputs[source].value
-        values[taker] = replace(values[taker], layout=values[given].layout)
+        placed[taker] = replace(placed[taker], layout=placed[given].layout)
     home = Space.HOST if machine.dram is None else Space.DRAM
     for constant in graph.constants:
-        value = values[constant.value]
+        value = placed[constant.value]
         layout = Layout(value.type.data_type, home)
-        values[constant.value] = Value(value.name, value.type, layout)
-    over = dict(aliases)
-    outputs = tuple(
-        replace(slot, aliases_input=over.get(i)) for i, slot in enumerate(graph.outputs)
-    )
-    return Program(
-        name, graph.inputs, outputs, make_names_unique(values), graph.operations, graph.constants,
-        scratch, options.role, bodies=graph.bodies,
-    )  # fmt: skip
+        placed[constant.value] = Value(value.name, value.type, layout)
+    return placed
 
 
 def _check(wanted: tuple[Demand, ...], machine: MachineShape, where: str) -> None:

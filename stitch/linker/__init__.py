@@ -20,6 +20,7 @@ from stitch.linker.expansion import (
 from stitch.linker.link_check import LinkReport, check_link, handed_on, wire
 from stitch.linker.scratch import (
     SCRATCH_ALIGNMENT,
+    ScratchPacker,
     ScratchPlan,
     choose_scratch,
     pack_scratch,
@@ -46,8 +47,8 @@ else:
 
 __all__ = [
     "SCRATCH_ALIGNMENT", "AliasProofs", "Demand", "LinkReport", "Port", "ProgramNames",
-    "ScratchPlan", "SlotWord", "Wire", "Wiring", "address_problems", "chain_in_words",
-    "chain_wires", "check_capacity", "check_link", "choose_scratch", "demands",
+    "ScratchPacker", "ScratchPlan", "SlotWord", "Wire", "Wiring", "address_problems",
+    "chain_in_words", "chain_wires", "check_capacity", "check_link", "choose_scratch", "demands",
     "drop_unused_values", "expanded", "handed_on", "expansion_nbytes", "likely_words",
     "link_programs", "pack_scratch", "place_intermediates", "program_of_body", "remove_dead_code",
     "repeated_outputs", "slot_index", "use_problems", "wire",

@@ -22,6 +22,7 @@ from stitch.program import (
     Array,
     Body,
     Constant,
+    DataType,
     InputSlot,
     Layout,
     Operation,
@@ -55,44 +56,61 @@ def pack_scratch(
 
     Raises `CompileError` for an intermediate value of a block format.
     """
-    lives = _lives(values, operations, frozenset(placed))
-    owner = _share_places(values, operations, lives)
-    groups: dict[int, list[int]] = {}
-    for index in lives:
-        groups.setdefault(owner[index], []).append(index)
-    intervals = [
-        Interval(
-            min(lives[m].first for m in members),
-            max(lives[m].last for m in members),
-            round_up(max(lives[m].nbytes for m in members), SCRATCH_ALIGNMENT),
-        )
-        for members in groups.values()
-    ]
-    packing = pack_intervals(intervals)
-    offsets = {
-        index: offset
-        for members, offset in zip(groups.values(), packing.offsets, strict=True)
-        for index in members
-    }
-    return ScratchPlan(offsets, packing.peak_nbytes)
+    return ScratchPacker(operations, placed).pack(values)
 
 
-def _lives(
-    values: Sequence[Value], operations: Sequence[Operation], placed: frozenset[int]
-) -> dict[int, Interval]:
-    firsts: dict[int, int] = {}
-    lasts: dict[int, int] = {}
-    for moment, operation in enumerate(operations):
-        for index in operation.inputs:
-            if index in firsts:
-                lasts[index] = moment
-        for index in operation.outputs:
-            if index != ABSENT and index not in placed:
-                firsts[index] = lasts[index] = moment
-    return {
-        index: Interval(first, lasts[index], _dense_nbytes(values[index]))
-        for index, first in firsts.items()
-    }
+class ScratchPacker:
+    """Packs the intermediate values of operations, for any shapes of these values.
+
+    Args:
+        operations: The operations in run order.
+        placed: Values that are not intermediate: inputs, outputs and constants.
+    """
+
+    __slots__ = ("_candidates", "_lives")
+
+    def __init__(self, operations: Sequence[Operation], placed: Collection[int]) -> None:
+        #: The first and the last moment of each intermediate value.
+        self._lives: dict[int, tuple[int, int]] = {}
+        for moment, operation in enumerate(operations):
+            for index in operation.inputs:
+                if index in self._lives:
+                    self._lives[index] = self._lives[index][0], moment
+            for index in operation.outputs:
+                if index != ABSENT and index not in placed:
+                    self._lives[index] = moment, moment
+        #: By result, the operands whose bytes it may reuse if it has their type.
+        self._candidates: dict[int, list[int]] = {}
+        for moment, operation in enumerate(operations):
+            output = operation.outputs[0] if operation.outputs else ABSENT
+            if output in self._lives and ops.is_elementwise(operation):
+                self._candidates[output] = [
+                    index for index in operation.inputs
+                    if index in self._lives and self._lives[index][1] == moment
+                ]  # fmt: skip
+
+    def pack(self, values: Sequence[Value]) -> ScratchPlan:
+        """Pack the intermediate values; raises what `pack_scratch` raises."""
+        # By value, the one whose bytes it reuses, the first of a chain.
+        owner: dict[int, int] = {}
+        merged: dict[int, Interval] = {}
+        for index, (first, last) in self._lives.items():
+            kind = values[index].type
+            for source in self._candidates.get(index, ()):
+                other = values[source].type
+                if other is kind or other == kind:
+                    owner[index] = root = owner[source]
+                    whole = merged[root]
+                    # A chain has one type, and its last value lives longest.
+                    merged[root] = Interval(whole.first, last, whole.nbytes)
+                    break
+            else:
+                owner[index] = index
+                nbytes = round_up(_dense_nbytes(values[index]), SCRATCH_ALIGNMENT)
+                merged[index] = Interval(first, last, nbytes)
+        packing = pack_intervals(list(merged.values()))
+        offsets = dict(zip(merged, packing.offsets, strict=True))
+        return ScratchPlan({i: offsets[root] for i, root in owner.items()}, packing.peak_nbytes)
 
 
 def _dense_nbytes(value: Value) -> int:
@@ -104,26 +122,6 @@ def _dense_nbytes(value: Value) -> int:
             remedy="compute in float32, and use the block format for inputs and outputs",
         )
     return data_type.nbytes(math.prod(value.type.shape))
-
-
-def _share_places(
-    values: Sequence[Value], operations: Sequence[Operation], lives: Mapping[int, Interval]
-) -> dict[int, int]:
-    """Return for each intermediate value the one whose bytes it reuses, the first of a chain."""
-    owner = {index: index for index in lives}
-    for moment, operation in enumerate(operations):
-        output = operation.outputs[0] if operation.outputs else ABSENT
-        if output not in lives or not ops.is_elementwise(operation):
-            continue
-        for index in operation.inputs:
-            if (
-                index in lives
-                and lives[index].last == moment
-                and values[index].type == values[output].type
-            ):
-                owner[output] = owner[index]
-                break
-    return owner
 
 
 def scratch_size_per_bank(nbytes: int, machine: MachineShape, space: Space) -> int:
@@ -156,9 +154,15 @@ def place_intermediates(
 ) -> tuple[Value, ...]:
     """Return the values with layouts at their offsets in the scratch for intermediate ones."""
     placed = list(values)
+    #: Layouts are checked when they are made: values at one offset share them.
+    layouts: dict[tuple[DataType, int], Layout] = {}
     for index, offset in plan.offsets.items():
         value = values[index]
-        layout = Layout(value.type.data_type, scratch.space, address=offset)
+        data_type = value.type.data_type
+        layout = layouts.get((data_type, offset))
+        if layout is None:
+            layout = Layout(data_type, scratch.space, address=offset)
+            layouts[data_type, offset] = layout
         placed[index] = Value(value.name, value.type, layout)
     return tuple(placed)
 

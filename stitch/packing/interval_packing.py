@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -277,6 +278,10 @@ Offsets = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
 
 #: Buffers above which only greedy orders are tried.
 SEARCH_BUFFERS = 500
+#: Greedy orders that are tried one after the other, each better than the last one, before it.
+REPAIRS = 16
+#: Buffers live with one on average, up to which lists are faster than arrays.
+MANY_OVERLAPS = 32
 #: Default budget of the search: some tens of milliseconds.
 SEARCH_PLACEMENTS = 5_000
 
@@ -304,26 +309,53 @@ def pack_intervals(
 def _pack(intervals: Sequence[Interval], placements: int) -> Packing:
     if not intervals:
         return Packing((), 0, 0)
-    bound = max_load(intervals)
-    offsets, peak = _greedily(intervals, bound)
+    bound, placer = max_load(intervals), _Placer(intervals)
+    offsets, peak = _greedily(placer, bound)
     if peak == bound or placements <= 0 or len(intervals) > SEARCH_BUFFERS:
         return Packing(offsets, peak, bound)
-    return _search(intervals, offsets, bound, placements)
+    repaired, height = _repaired(placer, bound)
+    if height < peak:
+        offsets, peak = repaired, height
+    return Packing(offsets, peak, bound) if peak == bound else _search(
+        intervals, offsets, bound, placements
+    )  # fmt: skip
 
 
-def _greedily(intervals: Sequence[Interval], bound: int) -> tuple[tuple[int, ...], int]:
+def _greedily(placer: _Placer, bound: int) -> tuple[tuple[int, ...], int]:
     """Return the offsets and peak of the best greedy order."""
-    placer = _Placer(intervals)
     offsets: tuple[int, ...] = ()
-    peak = None
+    peak = _WALL
     for key in _ORDERS:
-        order = [i for _, i in sorted((key(x), i) for i, x in enumerate(intervals))]
-        other, height = placer.place(order)
-        if peak is None or height < peak:
+        other, height = placer.place(placer.order(key))
+        if height < peak:
             offsets, peak = other, height
         if peak == bound:
             break
-    assert peak is not None
+    return offsets, peak
+
+
+def _repaired(placer: _Placer, bound: int) -> tuple[tuple[int, ...], int]:
+    """Return offsets and peak of a greedy order that is repaired a few times: buffers that end
+    above the bound move forward, to half their rank."""
+    intervals = placer.intervals
+    changes = [0] * (max(i.last for i in intervals) + 2)
+    for interval in intervals:
+        changes[interval.first] += interval.nbytes
+        changes[interval.last + 1] -= interval.nbytes
+    loads = list(accumulate(changes))
+    # Those of the fullest moments first, of these the ones that live longest.
+    order = placer.order(lambda i: (-max(loads[i.first : i.last + 1]), i.first - i.last, -i.nbytes))
+    offsets: tuple[int, ...] = ()
+    peak = _WALL
+    for _ in range(REPAIRS):
+        other, height = placer.place(order)
+        if height < peak:
+            offsets, peak = other, height
+        if peak == bound:
+            break
+        for i in [i for i in order if other[i] + intervals[i].nbytes > bound]:
+            rank = order.index(i)
+            order.insert(rank - max(1, rank // 2), order.pop(rank))
     return offsets, peak
 
 
@@ -363,18 +395,42 @@ _ORDERS: tuple[Callable[[Interval], tuple[int, ...]], ...] = (
 class _Placer:
     """Places buffers in order, each at the lowest offset that is free during its lifetime."""
 
-    __slots__ = ("_firsts", "_lasts", "_sizes")
+    __slots__ = ("_overlapping", "intervals")
 
     def __init__(self, intervals: Sequence[Interval]) -> None:
-        self._firsts = np.array([i.first for i in intervals], np.int64)
-        self._lasts = np.array([i.last for i in intervals], np.int64)
-        self._sizes = np.array([i.nbytes for i in intervals], np.int64)
+        self.intervals = intervals
+        #: For each buffer those that are live with it; None if these are many.
+        self._overlapping = _overlapping(intervals)
+
+    def order(self, key: Callable[[Interval], tuple[int, ...]]) -> list[int]:
+        """Return the buffers by a key, equal ones by their index."""
+        keys = [key(interval) for interval in self.intervals]
+        return sorted(range(len(keys)), key=keys.__getitem__)
 
     def place(self, order: Sequence[int]) -> tuple[tuple[int, ...], int]:
         """Place the buffers in an order; return the offsets and their peak."""
+        if self._overlapping is None:
+            return self._place_many(order)
+        intervals, overlapping, peak = self.intervals, self._overlapping, 0
+        regions = [(0, 0)] * len(intervals)
+        for i in order:
+            size, offset = intervals[i].nbytes, 0
+            # Those that are not placed yet end at 0.
+            for start, end in sorted([regions[j] for j in overlapping[i]]):
+                if end > offset:
+                    if start - offset >= size:
+                        break
+                    offset = end
+            end = offset + size
+            regions[i] = offset, end
+            peak = max(peak, end)
+        return tuple([start for start, _ in regions]), peak
+
+    def _place_many(self, order: Sequence[int]) -> tuple[tuple[int, ...], int]:
         ranked = np.array(order, np.int64)
-        firsts, lasts = self._firsts[ranked], self._lasts[ranked]
-        sizes = self._sizes[ranked]
+        firsts, lasts, sizes = np.array(
+            [(i.first, i.last, i.nbytes) for i in self.intervals], np.int64
+        )[ranked].T
         starts = np.zeros(len(ranked), np.int64)
         ends = starts + sizes
         for rank in range(len(ranked)):
@@ -385,6 +441,24 @@ class _Placer:
         offsets = np.empty(len(ranked), np.int64)
         offsets[ranked] = starts
         return tuple(offsets.tolist()), int(ends.max())
+
+
+def _overlapping(intervals: Sequence[Interval]) -> list[list[int]] | None:
+    """Return for each interval those that share a moment with it; None if these are many."""
+    found: list[list[int]] = [[] for _ in intervals]
+    live: list[int] = []
+    count, most = 0, MANY_OVERLAPS * len(intervals)
+    for i in sorted(range(len(intervals)), key=lambda i: intervals[i].first):
+        first = intervals[i].first
+        live = [j for j in live if intervals[j].last >= first]
+        count += len(live)
+        if count > most:
+            return None
+        for j in live:
+            found[j].append(i)
+        found[i] += live
+        live.append(i)
+    return found
 
 
 def _lowest_gap(starts: Offsets, ends: Offsets, size: int) -> int:

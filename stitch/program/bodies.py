@@ -252,43 +252,50 @@ def definition_problems(
     `given` are outer values and their descriptions; operations may carry the first `usable` bodies.
     """
     count = len(values)
-    defined: dict[int, str] = {}
+    #: By value, what defines it: text, or the index of an operation.
+    defined: dict[int, str | int] = {}
 
-    def define(index: int, where: str) -> tuple[Problem, ...]:
+    def described(origin: str | int) -> str:
+        if isinstance(origin, str):
+            return origin
+        return f"{prefix}operation {origin} ({operations[origin].op})"
+
+    def misplaced(index: int, origin: str | int) -> Problem:
         if not 0 <= index < count:
-            return (Problem("bad_index", where, f"value {index} of {count}"),)
-        if index in defined:
-            text = f"value {index} comes from {defined[index]}"
-            return (Problem("defined_twice", where, text),)
-        defined[index] = where
-        return ()
+            return Problem("bad_index", described(origin), f"value {index} of {count}")
+        text = f"value {index} comes from {described(defined[index])}"
+        return Problem("defined_twice", described(origin), text)
 
-    for value, where in given:
-        yield from define(value, where)
+    sources = [*given, *((c.value, f"{prefix}constant {i}") for i, c in enumerate(constants))]
+    for value, where in sources:
+        if value in defined or not 0 <= value < count:
+            yield misplaced(value, where)
+        else:
+            defined[value] = where
     for i, constant in enumerate(constants):
-        where = f"{prefix}constant {i}"
-        yield from define(constant.value, where)
         if 0 <= constant.value < count:
-            yield from _constant_problems(constant, values[constant.value], where)
+            data, kind = constant.data, values[constant.value].type
+            stored = kind.data_type
+            if data.shape != kind.shape or stored.is_block or data.dtype != stored.dtype:
+                detail = f"data is {data.dtype}{list(data.shape)}, value is {kind.text()}"
+                yield Problem("constant_type", f"{prefix}constant {i}", detail)
     for i, operation in enumerate(operations):
-        where = f"{prefix}operation {i} ({operation.op})"
         for index in operation.inputs:
-            if index != ABSENT and index not in defined:
-                yield Problem("undefined", where, f"input value {index} is not defined before it")
+            if index not in defined and index != ABSENT:
+                detail = f"input value {index} is not defined before it"
+                yield Problem("undefined", described(i), detail)
         for index in operation.outputs:
             if index != ABSENT:
-                yield from define(index, where)
+                if index in defined or not 0 <= index < count:
+                    yield misplaced(index, i)
+                else:
+                    defined[index] = i
         if operation.body != ABSENT:
-            yield from _carried_problems(operation, values, bodies, usable, where)
+            yield from _carried_problems(operation, values, bodies, usable, described(i))
         elif is_scan(operation):
-            yield Problem("bad_scan", where, "a scan runs a body in rounds, and carries none")
-
-
-def _constant_problems(constant: Constant, value: Value, where: str) -> Iterator[Problem]:
-    data, kind = constant.data, value.type
-    if data.shape != kind.shape or kind.data_type.is_block or data.dtype != kind.data_type.dtype:
-        detail = f"data is {data.dtype}{list(data.shape)}, value is {kind.text()}"
-        yield Problem("constant_type", where, detail)
+            yield Problem(
+                "bad_scan", described(i), "a scan runs a body in rounds, and carries none"
+            )
 
 
 def _carried_problems(

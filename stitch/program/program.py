@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Self
 
 from stitch.errors import CompileError, Problem
 from stitch.program.bodies import (
@@ -108,6 +110,13 @@ class OperationList:
     constants: tuple[Constant, ...]
     #: What operations stand for, by the index that they carry.
     bodies: tuple[Body, ...] = field(default=(), kw_only=True)
+
+    def resized(self, values: tuple[Value, ...], constants: tuple[Constant, ...]) -> Self:
+        """Return the list with other shapes of values and constants, without checking it again."""
+        other = copy(self)
+        object.__setattr__(other, "values", values)
+        object.__setattr__(other, "constants", constants)
+        return other
 
     def constant_data(self) -> dict[int, Array]:
         """Return the constants by the index of their value."""
@@ -224,14 +233,14 @@ def structure_problems(body: OperationList) -> Iterator[Problem]:
 def placement_problems(program: OperationList) -> Iterator[Problem]:
     """Yield defects of placement: values without layout, bad storage types, bad aliases."""
     for i, value in enumerate(program.values):
-        where = f"value {i} ({value.name})"
-        if value.layout is None:
-            yield Problem("unplaced", where, "it has no layout")
-        elif value.layout.data_type is not value.type.data_type and not (
-            value.layout.data_type.is_floating and value.type.data_type.is_floating
+        layout, logical = value.layout, value.type.data_type
+        if layout is None:
+            yield Problem("unplaced", f"value {i} ({value.name})", "it has no layout")
+        elif layout.data_type is not logical and not (
+            layout.data_type.is_floating and logical.is_floating
         ):
-            stored = f"{value.type.text()} cannot be stored as {value.layout.data_type.value}"
-            yield Problem("storage_type", where, stored)
+            stored = f"{value.type.text()} cannot be stored as {layout.data_type.value}"
+            yield Problem("storage_type", f"value {i} ({value.name})", stored)
     for side, slots in (("input", program.inputs), ("output", program.outputs)):
         for slot in slots:
             home = program.values[slot.value].layout if slot.value < len(program.values) else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stitch.packing import Interval, max_load, pack_intervals
+from stitch.packing import Interval, interval_packing, max_load, pack_intervals
 from tests.support.benches import BENCHES
 from tests.support.packing_brute_force import clashes, lowest_peak
 
@@ -40,6 +41,16 @@ def test_the_peak_is_between_the_greatest_load_and_the_sum(intervals: list[Inter
     assert max_load(intervals) <= packing.peak_nbytes <= sum(i.nbytes for i in intervals)
     ends = [o + i.nbytes for o, i in zip(packing.offsets, intervals, strict=True) if i.nbytes]
     assert packing.peak_nbytes == max(ends, default=0)
+
+
+@given(_intervals())
+@settings(max_examples=50, deadline=None)
+def test_lists_and_arrays_of_overlapping_intervals_give_equal_packings(
+    intervals: list[Interval],
+) -> None:
+    packing = pack_intervals(intervals)
+    with mock.patch.object(interval_packing, "MANY_OVERLAPS", -1):
+        assert pack_intervals(intervals) == packing
 
 
 def test_the_search_finds_the_optimum_where_every_greedy_order_misses_it() -> None:

@@ -1,0 +1,94 @@
+"""`SizedGraph`: a graph with symbolic sizes, evaluated at numbers; and texts of symbolic types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stitch.graph import ComputationGraph
+from stitch.program import (
+    MAX_SIZE,
+    Array,
+    Constant,
+    DataType,
+    Expression,
+    SymbolicData,
+    SymbolicSize,
+    Value,
+    ValueType,
+    integers_of,
+)
+
+
+class SizedGraph:
+    """A graph with symbolic sizes: each expression and each type of it is evaluated once."""
+
+    __slots__ = ("_constants", "_expressions", "_graph", "_types", "_values")
+
+    def __init__(self, graph: ComputationGraph) -> None:
+        self._graph = graph
+        #: The expressions of axes, in the order of their numbers.
+        self._expressions: dict[Expression, int] = {}
+        #: The symbolic types: data type, and the number of the expression or the size of each axis.
+        self._types: dict[tuple[DataType, tuple[tuple[int, bool], ...]], int] = {}
+        #: The values of symbolic types: index, name, number of the type.
+        self._values: list[tuple[int, str, int]] = []
+        for index, value in enumerate(graph.values):
+            axes = tuple([self._axis(size) for size in value.type.shape])
+            if any(is_symbolic for _, is_symbolic in axes):
+                number = self._types.setdefault((value.type.data_type, axes), len(self._types))
+                self._values.append((index, value.name, number))
+        #: The constants of symbolic elements: index, value, data.
+        self._constants: list[tuple[int, int, SymbolicData]] = [
+            (at, constant.value, constant.data)
+            for at, constant in enumerate(graph.constants)
+            if isinstance(constant.data, SymbolicData)
+        ]
+
+    def _axis(self, size: int) -> tuple[int, bool]:
+        if not isinstance(size, SymbolicSize):
+            return size, False
+        return self._expressions.setdefault(size.expression, len(self._expressions)), True
+
+    def at(self, sizes: Mapping[str, int]) -> ComputationGraph:
+        """Return the graph at some sizes, without checking again what does not depend on them.
+
+        Raises:
+            ArithmeticError: An expression divides by zero.
+            ValueError: An axis would be negative or too long.
+        """
+        numbers = [expression.at(sizes) for expression in self._expressions]
+        if numbers and (min(numbers) < 0 or max(numbers) > MAX_SIZE):
+            self._refuse(numbers)
+        types = [
+            ValueType(tuple([numbers[n] if symbolic else n for n, symbolic in axes]), data_type)
+            for data_type, axes in self._types
+        ]
+        values = list(self._graph.values)
+        for index, name, number in self._values:
+            values[index] = Value(name, types[number])
+        constants = list(self._graph.constants)
+        for at, value, data in self._constants:
+            constants[at] = Constant(value, data.at(sizes))
+        return self._graph.resized(tuple(values), tuple(constants))
+
+    def _refuse(self, numbers: list[int]) -> None:
+        listed = list(self._types)
+        for index, name, number in self._values:
+            shape = [numbers[n] if symbolic else n for n, symbolic in listed[number][1]]
+            if min(shape) < 0 or max(shape) > MAX_SIZE:
+                kind = type_text(self._graph.values[index].type)
+                raise ValueError(f"{name or 'a value'}, {kind}, would be {shape}")
+
+
+def type_text(kind: ValueType) -> str:
+    """Return the text of a type, with expressions for symbolic sizes."""
+    return "x".join([*(_size_text(size, True) for size in kind.shape), kind.data_type.short])
+
+
+def elements_text(data: Array) -> str:
+    """Return the text of the integers of a constant, with expressions for symbolic sizes."""
+    return f"[{', '.join(_size_text(element, False) for element in integers_of(data))}]"
+
+
+def _size_text(size: object, as_factor: bool) -> str:
+    return size.expression.text(as_factor) if isinstance(size, SymbolicSize) else str(size)
