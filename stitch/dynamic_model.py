@@ -50,12 +50,16 @@ class DynamicModel:
     _by_key: dict[Hashable, CompiledModel] = field(default_factory=dict)
     #: Returns the key of a call with these arguments by position.
     _key_of: Callable[[tuple[Any, ...]], Hashable] = field(init=False)
+    #: The same of inputs by name.
+    _key_of_slots: Callable[[Mapping[str, Any]], Hashable] = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         places = {slot.name: i for i, slot in enumerate(self.program.graph.inputs)}
-        sources = [(places[name], axis) for name, axis, _ in self.program.sizes.sources]
-        object.__setattr__(self, "_key_of", _key_reader(sources))
+        sources = [(name, axis) for name, axis, _ in self.program.sizes.sources]
+        by_position = [(places[name], axis) for name, axis in sources]
+        object.__setattr__(self, "_key_of", _key_reader(by_position))
+        object.__setattr__(self, "_key_of_slots", _key_reader(sources))
 
     def __repr__(self) -> str:
         return f"<DynamicModel for {self.target}: {self.program.text()}>"
@@ -141,14 +145,22 @@ class DynamicModel:
                 size is out of bounds.
             CompileError: A guard does not hold at these sizes.
         """
-        if not named and self.structure is None:
+        structure = self.structure
+        if structure is None and not named:
             try:
                 model = self._by_key[self._key_of(arguments)]
             except (AttributeError, IndexError, KeyError, TypeError):
                 pass  # A new size, a list, or an error that `_model_for` raises.
             else:
-                return model(*arguments)
-        return self._model_for(arguments, named)(*arguments, **named)
+                return model.session.call(model, arguments, named)
+        slots = None if structure is None else structure.inputs_of(arguments, named)
+        if slots is None:
+            return self._model_for(arguments, named)(*arguments, **named)
+        try:
+            known = self._by_key.get(self._key_of_slots(slots))
+        except (AttributeError, IndexError, KeyError, TypeError):
+            known = None
+        return (known or self._model_for((), slots)).call_slots(slots)
 
     def sizes_of(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """Return the sizes that shapes of inputs have, some of them if inputs are left out.
@@ -179,9 +191,7 @@ class DynamicModel:
     def _model_for(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> CompiledModel:
         graph, sizes = self.program.graph, self.program.sizes
         types = [(s.name, type_text(graph.input_type(i))) for i, s in enumerate(graph.inputs)]
-        slots = None if self.structure is None else self.structure.inputs_of(arguments, named)
-        inputs = arranged(f"model {graph.name!r}", types, arguments if slots is None else (),
-                          named if slots is None else slots)  # fmt: skip
+        inputs = arranged(f"model {graph.name!r}", types, arguments, named)
         by_name = {
             name: value.shape if hasattr(value, "shape") else np.shape(value)
             for (name, _), value in zip(types, inputs, strict=True)
@@ -258,12 +268,15 @@ def _points(sizes: SymbolicSizes, chosen: Mapping[str, int]) -> list[dict[str, i
     ]
 
 
-def _key_reader(sources: Sequence[tuple[int, int]]) -> Callable[[tuple[Any, ...]], Hashable]:
+def _key_reader(sources: Sequence[tuple[Any, int]]) -> Callable[[Any], Hashable]:
     """Return the function that reads sizes of arguments: a number of one source, else a tuple.
 
-    `sources` are positions of arguments, and axes.
+    `sources` are positions or names of arguments, and axes.
     """
     if len(sources) == 1:
-        ((position, axis),) = sources
-        return lambda arguments: arguments[position].shape[axis]
-    return lambda arguments: tuple([arguments[i].shape[axis] for i, axis in sources])
+        ((place, axis),) = sources
+        return lambda arguments: arguments[place].shape[axis]
+    if len(sources) == 2:
+        (one, first), (other, second) = sources
+        return lambda arguments: (arguments[one].shape[first], arguments[other].shape[second])
+    return lambda arguments: tuple([arguments[place].shape[axis] for place, axis in sources])

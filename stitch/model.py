@@ -511,9 +511,18 @@ class CompiledModel(ModelOfBinary):
                 )
             return (self.training.instance or self.start())(*arguments, **named)
         slots = None if self.structure is None else self.structure.inputs_of(arguments, named)
-        if self.structure is None or slots is None:
-            return self.session.call(self, arguments, named)
-        return self.structure.results_of(self.session.call(self, (), slots))
+        return (
+            self.session.call(self, arguments, named) if slots is None else self.call_slots(slots)
+        )
+
+    def call_slots(self, slots: Mapping[str, Any]) -> Any:
+        """Run the model on inputs by name; return results in the structure of the torch module's.
+
+        Args:
+            slots: What the structure's `inputs_of` returns.
+        """
+        results = self.session.call(self, (), slots)
+        return results if self.structure is None else self.structure.results_of(results)
 
     @takes(
         device=optional(instance_of("an open device", Device)), weights=optional(MAPPING),

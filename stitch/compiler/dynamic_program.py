@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 
 from stitch.compiler.compile_graph import prepare_graph
 from stitch.compiler.options import Compilation, CompileOptions
+from stitch.compiler.pass_cache import PassCache
 from stitch.compiler.placement import GraphPlacer
 from stitch.compiler.sized_graph import SizedGraph, type_text
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph
+from stitch.linker import remove_dead_code
 from stitch.machine import Machine, MachineShape
 from stitch.program import ABSENT, Guard, Program, SizeNeeded, SymbolicSizes
 
@@ -41,9 +43,15 @@ class DynamicProgram:
     needs_passes: bool = False
     _sized: SizedGraph = field(init=False)
     _placers: list[GraphPlacer] = field(init=False, default_factory=list)
+    #: None if no passes run for each size, or if they make constants that depend on them.
+    _passes: PassCache | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_sized", SizedGraph(self.graph))
+        graph = self.graph
+        if self.needs_passes and not self.options.reassociate:
+            graph = remove_dead_code(graph) if self.options.optimize else graph
+            object.__setattr__(self, "_passes", PassCache(graph, self.machine, self.options))
+        object.__setattr__(self, "_sized", SizedGraph(graph))
 
     @property
     def guards(self) -> tuple[Guard, ...]:
@@ -66,12 +74,15 @@ class DynamicProgram:
     def compilation_at(self, sizes: dict[str, int]) -> tuple[ComputationGraph, Compilation]:
         """Return the graph and the compilation at some sizes; raises what `at` raises."""
         graph = self._graph_at(sizes)
-        if self.needs_passes:
-            placer = GraphPlacer(graph, self.machine, self.options)
-        else:
+        if not self.needs_passes:
             if not self._placers:
                 self._placers.append(GraphPlacer(graph, self.machine, self.options))
             placer = self._placers[0]
+        elif self._passes is not None:
+            graph, placer = self._passes.at(graph, sizes)
+        else:
+            graph, _ = prepare_graph(graph, None, self.options)
+            placer = GraphPlacer(graph, self.machine, self.options)
         return graph, Compilation(*placer.place(graph))
 
     def results_at(self, sizes: dict[str, int], known: dict[Hashable, int]) -> list[int]:
@@ -107,16 +118,13 @@ class DynamicProgram:
         what = f"program {self.options.name or self.graph.name!r}"
         checked = self.sizes.check(sizes, what)
         try:
-            graph = self._sized.at(checked)
+            return self._sized.at(checked)
         except (ArithmeticError, ValueError) as error:
             raise CompileError(
                 f"{what} has no shapes at these sizes: {error}",
                 got=", ".join(f"{name}={size}" for name, size in checked.items()),
                 remedy="choose other sizes",
             ) from error
-        if self.needs_passes:
-            graph, _ = prepare_graph(graph, None, self.options)
-        return graph
 
     def size_lines(self) -> list[str]:
         """Return the sizes with their bounds, and the guards, a line each."""

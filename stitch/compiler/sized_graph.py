@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from stitch.graph import ComputationGraph
 from stitch.program import (
@@ -15,6 +16,7 @@ from stitch.program import (
     SymbolicSize,
     Value,
     ValueType,
+    has_symbols,
     integers_of,
 )
 
@@ -39,9 +41,9 @@ class SizedGraph:
                 self._values.append((index, value.name, number))
         #: The constants of symbolic elements: index, value, data.
         self._constants: list[tuple[int, int, SymbolicData]] = [
-            (at, constant.value, constant.data)
+            (at, constant.value, cast(SymbolicData, constant.data))
             for at, constant in enumerate(graph.constants)
-            if isinstance(constant.data, SymbolicData)
+            if has_symbols(constant.data)
         ]
 
     def _axis(self, size: int) -> tuple[int, bool]:

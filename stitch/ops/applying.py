@@ -247,11 +247,13 @@ def infer_operation(
     )  # fmt: skip
 
 
-def evaluate_operation(operation: Operation, inputs: Sequence[Array | None]) -> tuple[Array, ...]:
+def evaluate_operation(
+    operation: Operation, inputs: Sequence[Array | None], types: Sequence[ValueType] | None = None
+) -> tuple[Array, ...]:
     """Evaluate an `Operation`; see `evaluate`."""
     return evaluate(
         operation.op, inputs, domain=operation.domain, attributes=operation.attributes,
-        outputs=len(operation.outputs),
+        outputs=len(operation.outputs), types=types,
     )  # fmt: skip
 
 
@@ -351,8 +353,11 @@ def evaluate(
     domain: str = "",
     attributes: Mapping[str, Any] = NO_ATTRIBUTES,
     outputs: int = 1,
+    types: Sequence[ValueType] | None = None,
 ) -> tuple[Array, ...]:
     """Compute an operation; float16 and bfloat16 are computed in float32 and rounded once.
+
+    Types that were inferred before need not be inferred again.
 
     Raises:
         CompileError: Operands or attributes do not fit the operator.
@@ -362,12 +367,14 @@ def evaluate(
     [-3, 3]
     """
     arrays = [None if a is None else np.asarray(a) for a in inputs]
-    types = [
-        None if a is None else ValueType(a.shape, DataType.from_dtype(a.dtype)) for a in arrays
-    ]
-    kinds = infer_types(
-        op, types, domain=domain, constants=arrays, attributes=attributes, outputs=outputs
-    )
+    kinds = types
+    if kinds is None:
+        given = [
+            None if a is None else ValueType(a.shape, DataType.from_dtype(a.dtype)) for a in arrays
+        ]
+        kinds = infer_types(
+            op, given, domain=domain, constants=arrays, attributes=attributes, outputs=outputs
+        )
     results = [np.empty(t.shape, t.data_type.compute_dtype) for t in kinds]
     with np.errstate(all="ignore"):
         operands = [None if a is None else in_compute_type(a) for a in arrays]

@@ -81,6 +81,7 @@ from stitch.program.symbolic_sizes import (
     at_sizes,
     is_same_size,
     is_symbolic,
+    names_in,
     same_shape,
     size_of,
     slice_bounds,
@@ -98,6 +99,6 @@ __all__ = [
     "as_read_only", "at_sizes", "body_lines", "can_change", "dense_bytes", "expressions_of",
     "has_symbols", "holds_foreign", "host_layout", "int64_array", "integers_of", "is_deferred",
     "is_same_size", "is_scan", "is_symbolic", "link_problem", "name_of", "result_types",
-    "same_bytes", "same_integers", "same_shape", "size_of", "slice_bounds",
+    "same_bytes", "same_integers", "names_in", "same_shape", "size_of", "slice_bounds",
     "structure_problems", "summary",
 ]  # fmt: skip

@@ -500,6 +500,12 @@ def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(map(is_same_size, one, other))
 
 
+def names_in(sizes: Sequence[Any]) -> frozenset[str]:
+    """Return the names of the named sizes that symbolic sizes depend on."""
+    found = [size.expression.names for size in sizes if isinstance(size, SymbolicSize)]
+    return frozenset[str]().union(*found)
+
+
 def slice_bounds(part: slice, length: int) -> tuple[int, int, int, int]:
     """Return start, stop, step and the number of elements of a slice of an axis.
 

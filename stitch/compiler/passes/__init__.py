@@ -5,17 +5,24 @@ from stitch.compiler.passes.matrix_products import fold_transposes, transpose_pr
 from stitch.compiler.passes.scan_bodies import optimize_bodies
 from stitch.compiler.passes.simplification import (
     FOLD_GROWTH_NBYTES,
+    SAMPLE,
+    ConstantFolder,
     axis_order,
+    constant_digest,
+    constant_sample,
     exchange,
     fold_constants,
     is_repeatable,
+    keeps_order,
     merge_common_subexpressions,
     remove_identities,
     sink_relu_below_max_pool,
 )
 
 __all__ = [
-    "FOLD_GROWTH_NBYTES", "axis_order", "exchange", "fold_constants", "fold_transposes",
-    "horizontal_fusion", "is_repeatable", "merge_common_subexpressions", "optimize_bodies",
-    "remove_identities", "sink_relu_below_max_pool", "transpose_products",
+    "FOLD_GROWTH_NBYTES", "SAMPLE", "ConstantFolder", "axis_order", "constant_digest",
+    "constant_sample",
+    "exchange", "fold_constants", "fold_transposes", "horizontal_fusion", "is_repeatable",
+    "keeps_order", "merge_common_subexpressions", "optimize_bodies", "remove_identities",
+    "sink_relu_below_max_pool", "transpose_products",
 ]  # fmt: skip

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +28,9 @@ from stitch.program import (
     Value,
     ValueType,
     has_symbols,
+    integers_of,
     is_symbolic,
+    names_in,
     same_integers,
     same_shape,
 )
@@ -66,42 +69,136 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
     `growth_nbytes` limits the growth of the constants in total. A result counts, minus constants
     that only its operation reads; small integers (shapes, indices) are free.
     """
-    known: dict[int, Array] = dict(graph.constant_data())
-    steps_left = FREE_STEPS + STEPS_PER_ELEMENT * sum(data.size for data in known.values())
-    workspace = sum(data.nbytes for data in known.values()) * WORKSPACE_TIMES
-    workspace += FREE_WORKSPACE_NBYTES
-    readers = Counter(v for operation in graph.operations for v in operation.inputs)
-    outputs = {slot.value for slot in graph.outputs}
-    kept: list[Operation] = []
-    for operation in graph.operations:
-        operands = [None if v == ABSENT else graph.values[v].type for v in operation.inputs]
-        shape = ops.known_by_type(operation, operands[0]) if operands else None
-        if shape is None and not all(v == ABSENT or v in known for v in operation.inputs):
-            kept.append(operation)
-            continue
-        dying = {
-            v
-            for v in operation.inputs
-            if v in known and v not in outputs and readers[v] == operation.inputs.count(v)
-        }
-        types = [graph.values[v].type for v in operation.outputs if v != ABSENT]
-        for size in (size for kind in types for size in kind.shape if is_symbolic(size)):
-            int(size)  # The growth is known at one size only.
-        growth = sum(kind.nbytes for kind in types if not _is_index(kind))
-        growth -= sum(known[v].nbytes for v in dying)
-        results = None if shape is None else dict.fromkeys(operation.outputs, shape)
-        steps = 0 if shape is not None else ops.estimated_steps(operation, operands, types)
-        if results is None and growth <= max(growth_nbytes, 0) and steps <= steps_left:
-            results = _fold(operation, operands, types, known, workspace)
-        if results is None:
-            kept.append(operation)
-            continue
-        growth_nbytes -= growth
-        steps_left -= steps
-        known.update(results)
+    known, folded = ConstantFolder(graph, growth_nbytes).fold(graph, {})
+    kept = tuple([o for i, o in enumerate(graph.operations) if i not in folded])
     computed = {v for operation in kept for v in operation.outputs}
     constants = tuple(Constant(v, data) for v, data in known.items() if v not in computed)
-    return replace(graph, operations=tuple(kept), constants=constants)
+    return replace(graph, operations=kept, constants=constants)
+
+
+class _Candidate(NamedTuple):
+    """An operation that may be folded.
+
+    Attributes:
+        number: Its index.
+        operation: The operation.
+        reads: The operands that must be known; None for Shape and Size.
+        alone: The operands that it alone reads.
+        names: The named sizes that its results depend on.
+        known: Growth, steps and results, by these sizes.
+    """
+
+    number: int
+    operation: Operation
+    reads: frozenset[int] | None
+    alone: list[int]
+    names: list[str]
+    known: dict[tuple[int, ...], tuple[int, int, dict[int, Array] | None]]
+
+
+#: Sizes for which the results of an operation are kept, and bytes of a result that is kept.
+MOST_KEPT, KEPT_NBYTES = 64, 1 << 16
+
+
+class ConstantFolder:
+    """Computes the operations of a graph whose operands are constants, also at other sizes.
+
+    Args:
+        graph: The graph; sizes may be symbolic.
+        growth_nbytes: As for `fold_constants`.
+    """
+
+    __slots__ = ("_candidates", "_growth_nbytes", "_steps", "_workspace_nbytes")
+
+    def __init__(self, graph: ComputationGraph, growth_nbytes: int) -> None:
+        self._growth_nbytes = growth_nbytes
+        held = [constant.data for constant in graph.constants]
+        self._steps = FREE_STEPS + STEPS_PER_ELEMENT * sum(data.size for data in held)
+        nbytes = sum(data.nbytes for data in held)
+        self._workspace_nbytes = nbytes * WORKSPACE_TIMES + FREE_WORKSPACE_NBYTES
+        readers = Counter(v for operation in graph.operations for v in operation.inputs)
+        outputs = {slot.value for slot in graph.outputs}
+        self._candidates: list[_Candidate] = []
+        #: By value that may be a constant, the sizes that it depends on.
+        names: dict[int, frozenset[str]] = {ABSENT: frozenset()}
+        for constant in graph.constants:
+            data = constant.data
+            names[constant.value] = names_in(integers_of(data) if has_symbols(data) else ())
+        for index, operation in enumerate(graph.operations):
+            inputs = operation.inputs
+            is_shape = operation.op in ("Shape", "Size") and not operation.domain
+            if not is_shape and not names.keys() >= {*inputs}:
+                continue
+            typed = inputs if is_shape else operation.outputs
+            on = names_in([n for v in typed if v != ABSENT for n in graph.values[v].type.shape])
+            on = on.union(*([] if is_shape else [names[v] for v in inputs]))
+            alone = [v for v in {*inputs} - outputs if readers[v] == inputs.count(v)]
+            reads = None if is_shape else frozenset(inputs) - {ABSENT}
+            candidate = _Candidate(index, operation, reads, alone, sorted(on), {})
+            self._candidates.append(candidate)
+            names |= dict.fromkeys(operation.outputs, on)
+
+    def fold(
+        self, graph: ComputationGraph, sizes: Mapping[str, int]
+    ) -> tuple[dict[int, Array], frozenset[int]]:
+        """Return the constants with the results by value, and the indices of folded operations.
+
+        Args:
+            graph: The graph at these sizes.
+            sizes: The named sizes, none if `graph` is the one with symbolic sizes.
+        """
+        known: dict[int, Array] = dict(graph.constant_data())
+        growth_left, steps_left, folded = self._growth_nbytes, self._steps, []
+        for number, operation, reads, alone, names, kept in self._candidates:
+            if reads is not None and not known.keys() >= reads:
+                continue
+            key = tuple([sizes[name] for name in names]) if sizes else ()
+            found = kept.get(key)
+            if found is None:
+                growth, steps, results = self._growth_of(operation, reads is None, graph)
+            else:
+                growth, steps, results = found
+            grown = growth - sum([known[v].nbytes for v in alone if v in known])
+            if reads is not None:
+                if grown > max(growth_left, 0) or steps > steps_left:
+                    continue
+                if found is None:
+                    arrays = [None if v == ABSENT else known[v] for v in operation.inputs]
+                    results = _fold(operation, graph.values, arrays, self._workspace_nbytes)
+            # Those of all sizes are those of one model, which is kept.
+            if found is None and sizes and len(names) < len(sizes):
+                if len(kept) >= MOST_KEPT:
+                    kept.pop(next(iter(kept)))
+                if not names or growth <= KEPT_NBYTES:
+                    kept[key] = growth, steps, results
+            if results is not None:
+                growth_left -= grown
+                steps_left -= steps
+                known.update(results)
+                folded.append(number)
+        return known, frozenset(folded)
+
+    @staticmethod
+    def _growth_of(
+        operation: Operation, is_shape: bool, graph: ComputationGraph
+    ) -> tuple[int, int, dict[int, Array] | None]:
+        """Return bytes and steps of the results of an operation; the results of Shape and Size."""
+        operands, types = _types_of(operation, graph.values)
+        for size in (size for kind in types for size in kind.shape if is_symbolic(size)):
+            int(size)  # The growth is known at one size only.
+        growth = sum([kind.nbytes for kind in types if not _is_index(kind)])
+        if is_shape:
+            shape = ops.known_by_type(operation, operands[0])
+            return growth, 0, None if shape is None else dict.fromkeys(operation.outputs, shape)
+        return growth, ops.estimated_steps(operation, operands, types), None
+
+
+def _types_of(
+    operation: Operation, values: Sequence[Value]
+) -> tuple[list[ValueType | None], list[ValueType]]:
+    """Return the types of the operands, and of the results that are there."""
+    operands = [None if v == ABSENT else values[v].type for v in operation.inputs]
+    return operands, [values[v].type for v in operation.outputs if v != ABSENT]
 
 
 def _is_index(kind: ValueType) -> bool:
@@ -111,15 +208,14 @@ def _is_index(kind: ValueType) -> bool:
 
 def _fold(
     operation: Operation,
-    operands: Sequence[ValueType | None],
-    types: Sequence[ValueType],
-    known: dict[int, Array],
+    values: Sequence[Value],
+    arrays: Sequence[Array | None],
     workspace_nbytes: int,
 ) -> dict[int, Array] | None:
     """Return the results of an operation by value, or None if it must stay."""
     if not is_repeatable(operation):
         return None
-    arrays = [None if v == ABSENT else known[v] for v in operation.inputs]
+    operands, types = _types_of(operation, values)
     try:
         symbolic = ops.symbolic_results(operation, arrays, types)
         if symbolic is not None:
@@ -132,7 +228,8 @@ def _fold(
             return None
         claimed = claim(taken + 2 * sum(kind.nbytes for kind in types), f"folding {operation.op}")
         with np.errstate(all="ignore"):
-            results = ops.evaluate_operation(operation, arrays)
+            is_whole = len(types) == len(operation.outputs)
+            results = ops.evaluate_operation(operation, arrays, types if is_whole else None)
     except (StitchError, MemoryError):
         return None  # It will raise its own error at run time.
     folded = {
@@ -204,6 +301,12 @@ def remove_identities(graph: ComputationGraph) -> ComputationGraph:
     return replace(graph, operations=tuple(kept), outputs=outputs)
 
 
+def keeps_order(operation: Operation) -> bool:
+    """Whether the operation does nothing if its result has the type of its operand."""
+    has_both = (*operation.inputs[:1], ABSENT)[0] != ABSENT != (*operation.outputs[:1], ABSENT)[0]
+    return has_both and operation.op in _SAME_ORDER and not operation.domain
+
+
 def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]) -> bool:
     if operation.domain or not operation.inputs or operation.inputs[0] == ABSENT:
         return False
@@ -229,7 +332,7 @@ def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:
     constants: list[Constant] = []
     #: Those of `constants` with symbolic sizes.
     symbolic: list[Constant] = []
-    samples = Counter(_sample(c) for c in graph.constants if not has_symbols(c.data))
+    samples = Counter(constant_sample(c.data) for c in graph.constants if not has_symbols(c.data))
     for constant in graph.constants:
         if has_symbols(constant.data) or (symbolic and constant.data.dtype.kind == "i"):
             others = constants if has_symbols(constant.data) else symbolic
@@ -242,8 +345,8 @@ def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:
                 symbolic.append(constant)
                 constants.append(constant)
                 continue
-        alone = samples[_sample(constant)] == 1
-        key = constant.value if alone else _constant_key(constant)
+        alone = samples[constant_sample(constant.data)] == 1
+        key = constant.value if alone else constant_digest(constant.data)
         first = seen.setdefault(key, (constant.value,))
         if first == (constant.value,):
             constants.append(constant)
@@ -263,19 +366,25 @@ def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:
     return replace(graph, operations=tuple(kept), constants=tuple(constants), outputs=outputs)
 
 
-def _sample(constant: Constant) -> Hashable:
-    """Return type, shape, first and last elements: only equal samples need hashing."""
-    ends = constant.data.reshape(-1)
-    ends = ends if ends.size <= 16 else np.concatenate([ends[:8], ends[-8:]])
-    return (constant.data.dtype.name, constant.data.shape, ends.tobytes())
+#: Elements of a sample: above it, equal samples need digests.
+SAMPLE = 16
 
 
-def _constant_key(constant: Constant) -> Hashable:
+def constant_sample(data: Array) -> Hashable:
+    """Return type, shape, first and last elements; all of at most `SAMPLE` elements."""
+    ends = data
+    if data.size > SAMPLE:
+        flat = data.reshape(-1)
+        ends = np.concatenate([flat[: SAMPLE // 2], flat[-SAMPLE // 2 :]])
+    return (data.dtype, data.shape, ends.tobytes())
+
+
+def constant_digest(data: Array) -> Hashable:
+    """Return type, shape and a digest of the elements."""
     import hashlib  # Loads OpenSSL: only for graphs with constants.
 
-    data = constant.data
     content = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-    return (data.dtype.name, data.shape, hashlib.blake2b(content.data).digest())
+    return (data.dtype, data.shape, hashlib.blake2b(content.data).digest())
 
 
 def _operation_key(operation: Operation, values: tuple[Value, ...]) -> Hashable:

@@ -1,0 +1,173 @@
+"""`PassCache`: the passes run once for all sizes at which they decide the same.
+
+What the passes make of a graph depends on its sizes in three ways: which operations are folded,
+which ones keep the shape of their operand, and which constants are equal. `PassCache` answers
+these questions for each size, which takes a fraction of the time of the passes, and reuses what
+they made where the answers are the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+from stitch.compiler.compile_graph import prepare_graph
+from stitch.compiler.options import CompileOptions
+from stitch.compiler.passes import (
+    FOLD_GROWTH_NBYTES,
+    SAMPLE,
+    ConstantFolder,
+    constant_digest,
+    constant_sample,
+    keeps_order,
+)
+from stitch.compiler.placement import GraphPlacer
+from stitch.graph import ComputationGraph
+from stitch.machine import MachineShape
+from stitch.program import ABSENT, Array, Constant, same_shape
+
+#: Results of the passes that are kept; the oldest is dropped first.
+MAX_RESULTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What the passes made at one size, and where its values are before the passes.
+
+    Attributes:
+        graph: The graph after the passes.
+        placer: Places it.
+        values: For each value its index before the passes.
+        constants: For each constant the index before the passes, the data, and the constant.
+    """
+
+    graph: ComputationGraph
+    placer: GraphPlacer
+    values: list[int]
+    constants: list[tuple[int, Array, Constant]]
+
+
+class PassCache:
+    """The results of the passes for one graph, by what they decide.
+
+    Args:
+        graph: The graph before the passes, with symbolic sizes and without dead code.
+        machine: The memory of the machine.
+        options: The options of the compilation; they do not reassociate.
+    """
+
+    __slots__ = (
+        "_digests", "_folder", "_lock", "_machine", "_options", "_pairs", "_prepared", "_samples",
+    )  # fmt: skip
+
+    def __init__(
+        self, graph: ComputationGraph, machine: MachineShape, options: CompileOptions
+    ) -> None:
+        self._machine, self._options = machine, options
+        growth = FOLD_GROWTH_NBYTES if options.optimize else 0
+        self._folder = ConstantFolder(graph, growth)
+        shapes = [value.type.shape for value in graph.values]
+        #: Operands and results of operations that are identities at some sizes only.
+        self._pairs = [
+            (o.inputs[0], o.outputs[0])
+            for o in graph.operations
+            if keeps_order(o) and not same_shape(shapes[o.inputs[0]], shapes[o.outputs[0]])
+        ]
+        #: By value, the last array with its sample, and its digest.
+        self._samples: dict[int, tuple[Array, Hashable]] = {}
+        self._digests: dict[int, tuple[Array, Hashable]] = {}
+        self._prepared: dict[Hashable, _Prepared] = {}
+        self._lock = threading.Lock()
+
+    def at(
+        self, graph: ComputationGraph, sizes: Mapping[str, int]
+    ) -> tuple[ComputationGraph, GraphPlacer]:
+        """Return what the passes make of the graph at some sizes, and its placer.
+
+        Args:
+            graph: The graph at these sizes.
+            sizes: The named sizes.
+
+        Raises:
+            CompileError: Types do not agree at these sizes.
+        """
+        with self._lock:
+            known, folded = self._folder.fold(graph, sizes)
+            values = graph.values
+            key = (
+                folded,
+                tuple([values[a].type.shape == values[b].type.shape for a, b in self._pairs]),
+                self._equal_constants(known),
+            )
+            found = self._prepared.get(key)
+            if found is not None:
+                return _moved(found, graph, known), found.placer
+            prepared, _ = prepare_graph(graph, None, self._options)
+            placer = GraphPlacer(prepared, self._machine, self._options)
+            kept = _traced(prepared, placer, graph, known)
+            if kept is not None:
+                if len(self._prepared) >= MAX_RESULTS:
+                    self._prepared.pop(next(iter(self._prepared)))
+                self._prepared[key] = kept
+            return prepared, placer
+
+    def _equal_constants(self, known: dict[int, Array]) -> tuple[int, ...]:
+        """Return for each constant the first one that is equal."""
+        firsts: dict[Hashable, list[int]] = {}
+        found: list[int] = []
+        for value, data in known.items():
+            alike = firsts.setdefault(_kept(self._samples, value, data, constant_sample), [])
+            first = alike[0] if alike and data.size <= SAMPLE else value
+            if alike and data.size > SAMPLE:
+                mine = _kept(self._digests, value, data, constant_digest)
+                equal = (
+                    other for other in alike
+                    if _kept(self._digests, other, known[other], constant_digest) == mine
+                )  # fmt: skip
+                first = next(equal, value)
+            if first == value:
+                alike.append(value)
+            found.append(first)
+        return tuple(found)
+
+
+def _kept(
+    kept: dict[int, tuple[Array, Hashable]], value: int, data: Array,
+    compute: Callable[[Array], Hashable],
+) -> Hashable:  # fmt: skip
+    """Return what is computed of an array, once while the value has the same array."""
+    before = kept.get(value)
+    if before is None or before[0] is not data:
+        before = kept[value] = data, compute(data)
+    return before[1]
+
+
+def _traced(
+    prepared: ComputationGraph, placer: GraphPlacer, graph: ComputationGraph,
+    known: dict[int, Array],
+) -> _Prepared | None:  # fmt: skip
+    """Return what the passes made, None if a value or a constant of it is not one of `graph`."""
+    numbers = {id(value): index for index, value in enumerate(graph.values)}
+    values = [numbers.get(id(value), ABSENT) for value in prepared.values]
+    if ABSENT in values or len(numbers) < len(graph.values):
+        return None
+    constants: list[tuple[int, Array, Constant]] = []
+    for constant in prepared.constants:
+        data = known.get(values[constant.value])
+        if data is None or constant_digest(data) != constant_digest(constant.data):
+            return None
+        constants.append((values[constant.value], data, constant))
+    return _Prepared(prepared, placer, values, constants)
+
+
+def _moved(
+    found: _Prepared, graph: ComputationGraph, known: dict[int, Array]
+) -> ComputationGraph:  # fmt: skip
+    """Return what the passes make of a graph for which they decide what they decided before."""
+    constants = [
+        constant if known[source] is data else Constant(constant.value, known[source])
+        for source, data, constant in found.constants
+    ]
+    values = tuple([graph.values[source] for source in found.values])
+    return found.graph.resized(values, tuple(constants))
