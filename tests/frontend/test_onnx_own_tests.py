@@ -97,9 +97,11 @@ def test_models_that_pytorch_exported_are_right(kind: str) -> None:
     assert [one for one in verdicts(chosen) if one[1] != "right"] == []
 
 
-def test_simple_models_are_right_but_for_those_of_texts() -> None:
+def test_simple_models_are_right_but_for_those_of_texts_and_gradients() -> None:
     found = verdicts(cases("simple"))
     assert len(found) == 23
     assert [one for one in found if one[1] not in ("right", "refused")] == []
     refused = [name for name, how in found if how == "refused"]
-    assert all("strnorm" in name for name in refused) and len(refused) == 6
+    # The preview operator Gradient is one that ONNX Runtime does not run either.
+    assert all("strnorm" in name or "gradient_of" in name for name in refused)
+    assert len(refused) == 8

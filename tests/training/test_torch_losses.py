@@ -184,7 +184,7 @@ def test_settings_that_a_loss_cannot_have_are_refused() -> None:
         (lambda: losses.NLLLoss(weight="heavy"), "weight of NLLLoss must be numbers"),
         (lambda: losses.NLLLoss(weight=[1, np.nan]), "weight of NLLLoss must be finite"),
         (lambda: losses.CrossEntropyLoss(label_smoothing=2), r"must be in \[0, 1\]"),
-        (lambda: loss_from_config({"loss": "mse", "beta": 1}), "loss 'mse': .*beta"),
+        (lambda: loss_from_config({"loss": "mse", "beta": 1}), "loss 'mse' takes no beta"),
     )
     for make, told in cases:
         with pytest.raises(UsageError, match=told):
