@@ -353,7 +353,8 @@ class DividedModule(CapturedModel):
 
     def compute_loss(self, awaited: AwaitedPrediction, loss: Any, label: Any) -> LossTensor:
         """The loss of a prediction, whose passes run when it is read or by `backward()`."""
-        running, label = self._instance, _plain(label)
+        # A copy, because the caller may overwrite it before the passes run.
+        running, label = self._instance, _copied(label)
         if running is None:
             return self._begin(awaited, loss, label)
         if loss.config() != running.loss_fn.config():

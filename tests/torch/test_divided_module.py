@@ -277,6 +277,8 @@ def test_an_optimizer_and_a_loss_of_stitch_drive_a_loop_of_several_devices() -> 
     expected = trained(eager, eager, theirs, 3)
     for (x, y), value in zip(batches(3), expected, strict=True):
         loss = loss_fn(model(x), y)
+        x.zero_()  # The caller may reuse its memory, as a loader does.
+        y.zero_()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
