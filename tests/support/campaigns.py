@@ -1,7 +1,7 @@
 """The long campaigns of the tests: their table, and which of them a run includes.
 
 `python -m tests.support.campaigns` prints the table, `tests/campaigns.toml`; with `--day=N` the
-names of the quarter that a day runs.
+names that a day runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 TABLE = Path(__file__).parent.parent / "campaigns.toml"
+#: Days in a row that have all campaigns.
+DAYS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,9 @@ def described() -> list[str]:
     return [f"{c.name:18}{c.seconds:>6} s  {c.description}" for c in CAMPAIGNS.values()]
 
 
-def quarters(campaigns: Iterable[Campaign]) -> list[list[str]]:
-    """Divide campaigns into four parts that take about as long, by their measured seconds."""
-    parts: list[list[Campaign]] = [[], [], [], []]
+def days(campaigns: Iterable[Campaign]) -> list[list[str]]:
+    """Divide campaigns into `DAYS` parts that take about as long, by their measured seconds."""
+    parts: list[list[Campaign]] = [[] for _ in range(DAYS)]
     for campaign in sorted(campaigns, key=lambda c: (-c.seconds, c.name)):
         min(parts, key=lambda part: (sum(c.seconds for c in part), len(part))).append(campaign)
     return [sorted(c.name for c in part) for part in parts]
@@ -80,12 +82,12 @@ def quarters(campaigns: Iterable[Campaign]) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--day", type=int, help="a number of days, of which four have all")
+    parser.add_argument("--day", type=int, help="days since 1970; eight in a row have all")
     day = parser.parse_args().day
     if day is None:
         print(*described(), sep="\n")
     else:
-        print(*quarters(CAMPAIGNS.values())[day % 4])
+        print(*days(CAMPAIGNS.values())[day % DAYS])
 
 
 if __name__ == "__main__":
