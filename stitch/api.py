@@ -482,7 +482,7 @@ def _options(training: dict[str, Any]) -> TrainingOptions:
 
 def check_options(
     target: str | Path | Machine = DEFAULT_TARGET, optimizer: Any = None, loss: Any = None,
-    executor: str | None = None, **options: Any,
+    executor: str | None = None, algorithm: str = "none", **options: Any,
 ) -> None:  # fmt: skip
     """Raise the errors of `compile` for options that are wrong for every module."""
     from stitch.training import is_torch_optimizer as is_theirs
@@ -490,6 +490,9 @@ def check_options(
 
     own = inspect.signature(compile).parameters
     _options({word: value for word, value in options.items() if word not in own})
+    if options.get("parallel") is not None:
+        MAPPING.check("compile", "parallel", options["parallel"])
+        _parallel(options["parallel"], algorithm)
     load_machine(target)
     CompileOptions(executor=executor, schedule=options.get("schedule"))
     if optimizer is not None and not is_theirs(optimizer):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         from_fx,
         graph_counts,
         loop_over,
+        pytree,
         tensor_on,
         untraced_tensor_on,
     )
@@ -44,7 +45,7 @@ else:
         __name__,
         {
             "torch": "CallStructure Explanation OverwrittenTensor RelocatedParameters "
-            "SharedStorage array_on explain from_fx graph_counts loop_over tensor_on "
+            "SharedStorage array_on explain from_fx graph_counts loop_over pytree tensor_on "
             "untraced_tensor_on",
             "yaml": "MODULE_KEYS load_module module_from_text module_json_schema",
         },
@@ -54,6 +55,6 @@ __all__ = [
     "MODULE_KEYS", "CallStructure", "Explanation", "OverwrittenTensor", "RelocatedParameters",
     "SUFFIXES", "SharedStorage", "TrainableSource", "array_on", "explain", "from_fx",
     "graph_counts", "is_torch", "load_module", "loop_over", "module_from_text",
-    "module_json_schema", "opened", "read_graph", "read_dynamic", "read_module",
+    "module_json_schema", "opened", "pytree", "read_graph", "read_dynamic", "read_module",
     "read_trainable", "tensor_on", "torch_device", "untraced_tensor_on",
 ]  # fmt: skip

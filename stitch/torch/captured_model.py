@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +17,15 @@ from stitch.api import check_options
 from stitch.api import compile as compile_module
 from stitch.argument_kinds import PATH, WRITABLE, either, takes
 from stitch.errors import TaskError, UsageError
-from stitch.frontend import Explanation, explain, from_fx, graph_counts
+from stitch.frontend import (
+    Explanation,
+    array_on,
+    explain,
+    from_fx,
+    graph_counts,
+    pytree,
+    tensor_on,
+)
 from stitch.mesh import CompiledStages, specification_of
 from stitch.model import CompiledModel
 from stitch.program import Array
@@ -33,7 +42,9 @@ from stitch.training import (
     check_algorithm,
     is_loss_call,
     is_torch_optimizer,
+    loss_of,
     loss_of_call,
+    refusing_backward,
     weak_method,
 )
 
@@ -108,10 +119,14 @@ class CapturedModel:
             if optimizer is None:
                 raise UsageError("a loss was given without an optimizer",
                                  remedy="compile(optimizer=..., loss=...)")  # fmt: skip
-        check_options(optimizer=optimizer, loss=loss, **options)
+        check_options(optimizer=optimizer, loss=loss, algorithm=algorithm, **options)
         self.module = module
-        #: A module that starts in evaluation mode is trained in it.
+        #: A module that is never in training mode is trained in evaluation mode.
         self._trains_in = bool(getattr(module, "training", True))
+        #: What later calls have in common with the first one: the modes of the module's parts, and
+        #: whether arguments have names.
+        self._modes = list[tuple[Any, bool]]()
+        self._is_named = False
         self.example: Sequence[Any] | Mapping[str, Any] | None = None
         self._algorithm, self._optimizer, self._loss = algorithm, optimizer, loss
         self._options = options
@@ -141,7 +156,7 @@ class CapturedModel:
         instance = self._instance
         if not isinstance(instance, TrainingInstance) or not instance.takes_sizes_of(batch, named):
             with torch.no_grad():
-                return self.module(*batch, **named)
+                return _called(self.module, batch, named)
         plain = {name: _plain(value) for name, value in named.items()}
         return PendingValue(instance.predict(*map(_plain, batch), **plain))
 
@@ -153,11 +168,35 @@ class CapturedModel:
                 "this training is closed; the module has its weights",
                 remedy="compile the module again: module.compile(...) starts from them",
             )
+        batch, named = self._as_first(batch, named)
         if self._model is None:
             if self._optimizer is not None and self._loss is None:
                 return AwaitedPrediction(self, batch, named)
             self._capture(batch, named)
         return self.model(*map(_plain, batch), **{n: _plain(v) for n, v in named.items()})
+
+    def _as_first(
+        self, batch: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call that trains, by name if the first one has names; raise
+        `UsageError` if a part of the module has another mode than then."""
+        self._trains_in |= bool(getattr(self.module, "training", True))
+        if self.is_captured and self._optimizer is not None:
+            for part, mode in self._modes:
+                if part.training != mode:
+                    raise UsageError(
+                        "a part of the module has another mode than when it was compiled",
+                        where=type(part).__name__, expected=f"training={mode}",
+                        remedy="set the modes of all parts before the first call and keep them",
+                    )  # fmt: skip
+            if batch and not named and self._is_named:
+                named = signature(self.module.forward).bind(*batch).arguments
+                batch = ()
+        return batch, named
+
+    def _keep_first(self, named: Mapping[str, Any]) -> None:
+        self._is_named = bool(named)
+        self._modes = [(part, part.training) for part in self.module.modules()]
 
     def _capture(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         if batch and named:
@@ -174,6 +213,7 @@ class CapturedModel:
                 model,
                 training=replace(model.training, watchers=(partial(share_module, self.module),)),
             )
+            self._keep_first(self.example if isinstance(self.example, Mapping) else named)
         self._model = model
 
     @property
@@ -219,6 +259,12 @@ class CapturedModel:
                 self._model = self._loss = awaited.future = None
             raise
         return result
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            "a compiled module cannot be copied or pickled", where=type(self.module).__name__,
+            remedy="copy its module, model.module, which has the weights of the last step",
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         state = repr(self.model) if self.is_captured else "not compiled yet"
@@ -349,17 +395,20 @@ class DividedModule(CapturedModel):
             return self._predict(batch, named)
         if self.is_over:
             return super().__call__(*batch, **named)
-        return DividedPrediction(self, batch, named)
+        return DividedPrediction(self, *self._as_first(batch, named))
 
     def compute_loss(self, awaited: AwaitedPrediction, loss: Any, label: Any) -> LossTensor:
         """The loss of a prediction, whose passes run when it is read or by `backward()`."""
+        if isinstance(awaited, DividedPrediction):
+            awaited.check_steps()
+        known = loss if self._loss is None else loss_of(self._loss)
+        if loss.config() != known.config():
+            raise UsageError("the model was compiled with another loss",
+                             expected=repr(known), got=repr(loss))  # fmt: skip
         # A copy, because the caller may overwrite it before the passes run.
         running, label = self._instance, _copied(label)
         if running is None:
             return self._begin(awaited, loss, label)
-        if loss.config() != running.loss_fn.config():
-            raise UsageError("the model was compiled with another loss",
-                             expected=repr(running.loss_fn), got=repr(loss))  # fmt: skip
         return running.compute_loss(self._micro_batches(awaited, loss, label))
 
     def _begin(self, awaited: AwaitedPrediction, loss: Any, label: Any) -> LossTensor:
@@ -370,7 +419,7 @@ class DividedModule(CapturedModel):
         pairs = self._micro_batches(awaited, loss, label)
         compiled = compile_module(
             self.module, pairs[0][0], algorithm=self._algorithm, optimizer=self._optimizer,
-            loss=self._loss or loss, **options,
+            loss=loss, **options,
         )  # fmt: skip
         running = DividedInstance(compiled)
         try:
@@ -379,7 +428,8 @@ class DividedModule(CapturedModel):
         except BaseException:
             running.close()
             raise
-        self._compiled, self._running, self._length = compiled, running, len(label)
+        self._compiled, self._running, self._loss = compiled, running, loss
+        self._keep_first(awaited.named)
         return result
 
     @property
@@ -409,9 +459,12 @@ class DividedModule(CapturedModel):
         count = self._count
         parts = {"the labels": label, **awaited.named}
         parts |= {f"argument {i}": value for i, value in enumerate(awaited.batch)}
-        arrays = {name: np.asarray(_plain(value)) for name, value in parts.items()}
+        arrays = {name: _array(value) for name, value in parts.items()}
         lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
-        length = lengths["the labels"]
+        # One number is the label of each micro-batch: `IdentityLoss` ignores it.
+        if not arrays["the labels"].ndim and loss.reduction == "mean":
+            del lengths["the labels"]
+        length = next(iter(lengths.values()), 0)
         if len({*lengths.values()}) > 1 or not length or length % count:
             raise UsageError(
                 f"a batch is divided along its first axis into {count} micro-batches",
@@ -420,14 +473,18 @@ class DividedModule(CapturedModel):
                 remedy="DataLoader(drop_last=True), or accumulation_steps=N (with parallel=: "
                 "micro_batches) that divides it",
             )  # fmt: skip
-        if self._length and length != self._length:
+        if self._running is not None and length != self._length:
             raise UsageError(
                 "a training on several devices takes batches of one size",
                 expected=f"{self._length} examples", got=str(length),
                 remedy="DataLoader(drop_last=True)",
             )  # fmt: skip
+        self._length = length
         _check_mean(loss, arrays["the labels"], count)
-        pieces = {name: np.split(array, count) for name, array in arrays.items()}
+        pieces = {
+            name: np.split(array, count) if array.ndim else [array] * count
+            for name, array in arrays.items()
+        }
         return [
             (
                 {name: pieces[name][k] for name in awaited.named} if awaited.named
@@ -500,16 +557,20 @@ class AwaitedPrediction:
 
     @property
     def predicted(self) -> Any:
-        """The value of the prediction. Before the loss, a copy of the torch module computes it
-        without gradients; statistics and random numbers of the original do not change."""
+        """The value of the prediction. Before the loss, a copy of the torch module computes it;
+        statistics and random numbers of the original do not change."""
         if self.future is not None:
             return self.future
         assert self.captured is not None, "there was no loss yet"
         if self._read is None:
             module = deepcopy(self.captured.module)
             with torch.no_grad(), torch.random.fork_rng():
-                self._read = module(*self.batch, **self.named)
-        return self._read
+                self._read = _called(module, self.batch, self.named)
+        # Its gradients are not the training's: backward() of what is computed from it is refused.
+        return pytree.tree_map(
+            lambda each: refusing_backward(each.detach()) if torch.is_tensor(each) else each,
+            self._read,
+        )
 
     def wait(self) -> AwaitedPrediction:
         """Wait for the prediction; before the loss nothing is queued."""
@@ -521,7 +582,7 @@ class AwaitedPrediction:
         if name.startswith("__"):
             raise AttributeError(name)
         if name in _READ_BEFORE:
-            return getattr(self.predicted, name)
+            return self.__array__ if name == "numpy" else getattr(self.predicted, name)
         if self.future is None:
             raise _no_value_yet()
         return getattr(self.future, name)
@@ -533,7 +594,7 @@ class AwaitedPrediction:
         return len(self.predicted)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.asarray(self.predicted, dtype)
+        return np.asarray(_plain(self.predicted), dtype)
 
     def __repr__(self) -> str:
         return f"<AwaitedPrediction {self.future!r}>" if self.future is not None else (
@@ -551,19 +612,24 @@ class DividedPrediction(AwaitedPrediction):
         super().__init__(captured, batch, named)
         self._steps = captured.steps
 
-    @property
-    def predicted(self) -> Any:
+    def check_steps(self) -> None:
+        """Raise `UsageError` if the weights have changed since."""
         captured = self.captured
-        is_old = isinstance(captured, DividedModule) and captured.steps != self._steps
-        if self._read is None and is_old:
+        assert isinstance(captured, DividedModule), "it made this prediction"
+        if captured.steps != self._steps:
             raise UsageError(
                 "this prediction was made before a step, which has changed the weights",
-                remedy="read it before optimizer.step()",
+                remedy="read it, and compute its loss, before optimizer.step()",
             )
+
+    @property
+    def predicted(self) -> Any:
+        if self._read is None:
+            self.check_steps()
         return super().predicted
 
 
-#: Attributes that can be read before the loss, because they have no gradients.
+#: Attributes that can be read before the loss.
 _READ_BEFORE = frozenset({
     "argmax", "argmin", "argsort", "cpu", "data", "detach", "dim", "dtype", "item", "max", "min",
     "ndim", "numel", "numpy", "shape", "size", "tolist", "topk",
@@ -584,5 +650,22 @@ def _copied(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """An argument without gradients, which NumPy would refuse."""
-    return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
+    """An argument without gradients, and not of bfloat16, which NumPy would refuse."""
+    if isinstance(value, torch.Tensor):
+        if value.dtype is torch.bfloat16 and value.device.type == "cpu":
+            return array_on(value)
+        return value.detach() if value.requires_grad else value
+    return value
+
+
+def _array(value: Any) -> Array:
+    return array_on(value) if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def _called(module: Any, batch: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """Call a torch module, also with arrays."""
+    return module(*pytree.tree_map(_tensor, batch), **pytree.tree_map(_tensor, dict(named)))
+
+
+def _tensor(value: Any) -> Any:
+    return tensor_on(value) if isinstance(value, np.ndarray) else value

@@ -15,7 +15,14 @@ import numpy as np
 from stitch.errors import UsageError
 from stitch.mesh import CompiledStages
 from stitch.program import Array, InputKind, TensorDesc
-from stitch.training import MASTER, LossTensor, Sharer, constants_of, live_training
+from stitch.training import (
+    MASTER,
+    LossTensor,
+    Sharer,
+    check_gradients,
+    constants_of,
+    live_training,
+)
 
 #: The inputs and the target of a micro-batch.
 MicroBatch = tuple[Any, Any]
@@ -89,8 +96,15 @@ class DividedInstance:
                 "this is not the last loss: its batch was released",
                 remedy="read it before the model is called again",
             )
+        if self._is_ready:
+            raise UsageError(
+                "the passes of this loss would overwrite the gradients of an earlier backward()",
+                remedy="call optimizer.step() or optimizer.zero_grad() before it; model.eval() is "
+                "for losses without gradients",
+            )
+        if self._has_gradients and not self._gradients:
+            self._gradients = self.training.gradients()
         self._take_writes(runs=True)
-        self._gradients.clear()
         of.losses = self.training.compute_gradients(of.batches)
         of.batches = ()
 
@@ -121,23 +135,18 @@ class DividedInstance:
 
     def update(self) -> None:
         """Update the weights; raise as `StagedTraining.update`."""
-        if not self._is_ready:
-            raise UsageError("update() was called without gradients",
-                             remedy="call loss.backward() first")  # fmt: skip
-        if self._dropped:
-            raise UsageError(
-                "some parameters have no gradient, and the update needs all of them",
-                got=", ".join(sorted(self._dropped)[:4]),
-                remedy="drop all with optimizer.zero_grad(); to exclude a parameter, call "
-                "requires_grad_(False) before compile",
-            )
+        check_gradients(self._is_ready, self._dropped)
         self._take_writes(runs=False)
         if self.sharer is not None:
             self.sharer.check_step()
-        self._is_ready = False
-        self.training.update()
-        self._values.clear()
-        self._show(self._names)
+        self._is_ready, steps = False, self.steps
+        try:
+            self.training.update()
+            self._show_updated()
+        except BaseException:
+            if self.steps > steps:  # An interrupted update was sent.
+                self._show_updated()
+            raise
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
@@ -153,9 +162,9 @@ class DividedInstance:
             return
         if self.sharer is not None:
             self.sharer.end()
-        self._closed = True
         if self.optimizer.bound_to is self:
             self.optimizer.bind(None)
+        self._closed = True
         self.training.close()
 
     # -- tensors -----------------------------------------------------------------------------------
@@ -210,15 +219,18 @@ class DividedInstance:
 
     def optimizer_state(self) -> dict[str, Array]:
         """Return the optimizer state by name: `fc.weight.exp_avg`, `step`."""
-        return self.training.tensors([
+        return self.training.tensors(self._optimizer_names)
+
+    @property
+    def _optimizer_names(self) -> list[str]:
+        return [
             name for name in self.training.descs
             if name not in self._names and not name.endswith(f".{MASTER}")
-        ])  # fmt: skip
+        ]  # fmt: skip
 
     def set_optimizer_state(self, state: Mapping[str, Any]) -> None:
         """Overwrite the optimizer states in `state`."""
-        known = self.optimizer_state()
-        self.training.set_tensors({n: value for n, value in state.items() if n in known})
+        self.training.set_tensors({n: state[n] for n in self._optimizer_names if n in state})
 
     def _take_writes(self, *, runs: bool) -> None:
         if self.sharer is not None:
@@ -227,6 +239,10 @@ class DividedInstance:
             self.training.set_tensors(self._writes)
             self._values |= self._writes
             self._writes = {}
+
+    def _show_updated(self) -> None:
+        self._values = {}
+        self._show(self._names)
 
     def _show(self, names: Sequence[str]) -> None:
         if self.sharer is not None:

@@ -131,6 +131,11 @@ class SharedModule:
         tensors = list(_tensors_of(module))
         self._parameters = {id(e.tensor): (e.name, e.tensor) for e in tensors if e.name in trained}
         self._named = {e.name: e for e in tensors if e.name in trained.union(instance.buffer_names)}
+        #: Whether each parameter is trained.
+        self._trained = [
+            (e.name, e.tensor, e.tensor.requires_grad) for e in tensors
+            if isinstance(e.tensor, torch.nn.Parameter)
+        ]  # fmt: skip
         # The programs do not use the others.
         self._tensors = [
             e for e in tensors
@@ -211,7 +216,8 @@ class SharedModule:
                     "constant of the programs of this training",
                     remedy="restore its value, or compile the model again",
                 )
-        for name, copy in self._copies.items():
+        # Another thread may read gradients meanwhile.
+        for name, copy in [*self._copies.items()]:
             if copy.differs():
                 self._training().write(name, copy.theirs)
 
@@ -282,8 +288,15 @@ class SharedModule:
             self.show((name,))
 
     def check_step(self) -> None:
-        """Raise `UsageError` if a parameter has a gradient of torch's own backward pass."""
+        """Raise `UsageError` if a parameter has a gradient of torch's own backward pass, or was
+        frozen or released."""
         self.hides_gradients = False
+        for name, parameter, is_trained in self._trained:
+            if parameter.requires_grad != is_trained:
+                raise UsageError(
+                    f"requires_grad of {name} was changed after the model was compiled",
+                    remedy="restore it, or compile the model again",
+                )
         for name, parameter in self._parameters.values():
             if _own_gradient(parameter) is not None:
                 raise UsageError(

@@ -63,6 +63,7 @@ from stitch.training.pending_values import (
     PendingValue,
     TensorFuture,
     live_training,
+    refusing_backward,
 )
 from stitch.training.programs import (
     LABEL,
@@ -95,6 +96,7 @@ from stitch.training.search import (
 from stitch.training.tensors import (
     COUNTS,
     Sharer,
+    check_gradients,
     check_state,
     check_weights,
     part_of,
@@ -154,7 +156,7 @@ else:
     )
 
 __all__ = [
-    "accumulation_graph",
+    "accumulation_graph", "check_gradients", "refusing_backward",
     "CLIP_FACTOR", "COUNTS", "GRADIENT_NORM", "KEPT_KINDS", "LABEL", "LOSS", "MASTER", "MORE",
     "PassedValue", "Stage", "StagedGraphs", "check_state", "check_weights", "compilation",
     "compile_stage",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stitch.argument_kinds import ArgumentKind
-from stitch.errors import UsageError, closest
+from stitch.errors import StitchError, UsageError, closest
 from stitch.program import Array
 from stitch.training.losses import (
     BCELoss,
@@ -338,6 +339,9 @@ class TorchOptimizer:
             self._end()
             self._end = None
         if not begins:
+            # A training that has failed, or whose device is closed, has no state to give.
+            with suppress(StitchError):
+                self._write_state(self.theirs)
             return
         _check_free(self.theirs)
         hooks = (
@@ -427,7 +431,13 @@ class TorchOptimizer:
         """Copy the state that the torch object has loaded to the device."""
         instance: Any = self.native.bound_to
         if instance is not None:
-            instance.set_optimizer_state(self.initial_state())
+            # What torch's state lacks begins anew.
+            state = {
+                name: np.full_like(now, self.native.start_of_slot(*_parts_of(name)))
+                for name, now in instance.optimizer_state().items()
+            }
+            self._before = 0
+            instance.set_optimizer_state(state | self.initial_state())
             self._before -= instance.steps
 
 
@@ -436,6 +446,12 @@ def _check_free(theirs: Any) -> None:
     owner = owner_of(theirs, "step")
     if owner is not None:
         owner.check_free()
+
+
+def _parts_of(name: str) -> tuple[str, str]:
+    """Return the parameter and the state of an optimizer slot."""
+    parameter, _, state = name.rpartition(".")
+    return parameter, state
 
 
 @cache

@@ -36,7 +36,7 @@ from stitch.training.stitching import (
     load_program,
     shape_error,
 )
-from stitch.training.tensors import TrainingTensors, exclusive
+from stitch.training.tensors import TrainingTensors, check_gradients, exclusive
 
 #: Text of the error for weights after a failed update.
 HALF_UPDATED = "an update failed after it had overwritten a part of the weights"
@@ -346,16 +346,7 @@ class TrainingInstance(TrainingTensors):
                 that made it. Parameters and buffers are then as before the step.
         """
         self._check_open()
-        if not self._has_gradients:
-            raise UsageError("update() was called without gradients",
-                             remedy="call loss.backward() first")  # fmt: skip
-        if self._dropped:
-            raise UsageError(
-                "some parameters have no gradient, and the update needs all of them",
-                got=", ".join(sorted(self._dropped)[:4]),
-                remedy="drop all with optimizer.zero_grad(); to exclude a parameter, call "
-                "requires_grad_(False) before compile",
-            )
+        check_gradients(self._has_gradients, self._dropped)
         self._take_writes()
         if self.sharer is not None:
             self.sharer.check_step()
@@ -474,18 +465,25 @@ class TrainingInstance(TrainingTensors):
         self._last_loss, self._previous = None, []
         self._show(self.changed_buffers)
 
-    @exclusive
     def close(self) -> None:
         """Stop training and release its tensors; may be called twice."""
         if self._closed:
             return
+        self._end_sharing()
+        if self.optimizer.bound_to is self:
+            self.optimizer.bind(None)
+        self._release()
+
+    @exclusive
+    def _end_sharing(self) -> None:
         # Check first: a failure later would leave the instance half closed.
         self.device.check_outside()
         if self.sharer is not None:
             self.sharer.end()
+
+    @exclusive
+    def _release(self) -> None:
         self._closed = True
-        if self.optimizer.bound_to is self:
-            self.optimizer.bind(None)
         self._before, self._losses, self._last_loss, self._previous = [], [], None, []
         self._cells.close()
         # Unload the programs: they have device memory for their constants.

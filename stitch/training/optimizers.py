@@ -213,12 +213,15 @@ class Optimizer(ABC):
 
     def bind(self, stepping: Stepping | None) -> None:
         """Set the training that `step` drives, which is referenced weakly; None unbinds it."""
-        self._stepping = None if stepping is None else weakref.ref(stepping)
+        if stepping is not None:
+            self._stepping = weakref.ref(stepping)
         for watcher in self._watchers:
             watcher(stepping is not None)
+        if stepping is None:
+            self._stepping = None
 
     def watch(self, watcher: Callable[[bool], object]) -> None:
-        """Call a function when a training is bound (True) and unbound (False)."""
+        """Call a function when a training was bound (True), and before it is unbound (False)."""
         self._watchers.append(watcher)
 
     @property

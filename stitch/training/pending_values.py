@@ -81,9 +81,7 @@ class PendingValue:
         if array.dtype.kind not in "biufc":  # NumPy's types beside its own, such as bfloat16.
             array = array.astype(np.float32)
         found = torch.from_numpy(array).to(getattr(torch, self.tensor.data_type.value))
-        if self.has_gradient and found.is_floating_point() and torch.is_grad_enabled():
-            found.requires_grad_().register_hook(_refuse_gradient)
-        return found
+        return refusing_backward(found) if self.has_gradient else found
 
     def wait(self) -> Self:
         """Run the queue until the value is computed; return it. Raises the error of a failed
@@ -202,6 +200,13 @@ def _refuse_in_place(name: str) -> None:
             f"a value computed from a prediction does not support {name}()",
             remedy="call backward() on loss_fn(pred, y), or read value.numpy()",
         )
+
+
+def refusing_backward(found: Any) -> Any:
+    """Return a torch tensor of a prediction, whose backward raises `UsageError`."""
+    if found.is_floating_point() and sys.modules["torch"].is_grad_enabled():
+        found.requires_grad_().register_hook(_refuse_gradient)
+    return found
 
 
 def _refuse_gradient(gradient: Any) -> None:

@@ -125,6 +125,20 @@ def exclusive(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T,
     return called
 
 
+def check_gradients(are_ready: bool, dropped: Iterable[str]) -> None:
+    """Raise `UsageError` for an update without gradients, or without those of some parameters."""
+    if not are_ready:
+        raise UsageError("update() was called without gradients",
+                         remedy="call loss.backward() first")  # fmt: skip
+    if dropped:
+        raise UsageError(
+            "some parameters have no gradient, and the update needs all of them",
+            got=", ".join(sorted(dropped)[:4]),
+            remedy="drop all with optimizer.zero_grad(); to exclude a parameter, call "
+            "requires_grad_(False) before compile",
+        )
+
+
 def random_key(seed: int, forwards: int, kind: ValueType) -> Array:
     """Return the random key of a forward pass: seed and pass number, mixed by SplitMix64."""
     z = (seed + forwards * _GOLDEN) & _WORD

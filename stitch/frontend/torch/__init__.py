@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SharedStorage,
     )
     from stitch.frontend.torch.tensor_bytes import array_on, tensor_on, untraced_tensor_on
+    from stitch.frontend.torch.torch_internals import pytree
     from stitch.frontend.torch.training_capture import (
         evaluation_from_torch,
         from_torch_for_training,
@@ -42,6 +43,7 @@ else:
             "plain_values": "CallStructure",
             "shared_storage": "OverwrittenTensor RelocatedParameters SharedStorage",
             "tensor_bytes": "array_on tensor_on untraced_tensor_on",
+            "torch_internals": "pytree",
             "training_capture": "evaluation_from_torch from_torch_for_training",
         },
     )
@@ -50,5 +52,5 @@ __all__ = [
     "CallStructure", "Explanation", "OverwrittenTensor", "RelocatedParameters", "SharedStorage",
     "StaticCapture", "array_on", "captured_dynamic_module", "captured_module",
     "device_of", "evaluation_from_torch", "explain", "from_fx", "from_torch_for_training",
-    "graph_counts", "load_archive", "loop_over", "tensor_on", "untraced_tensor_on",
+    "graph_counts", "load_archive", "loop_over", "pytree", "tensor_on", "untraced_tensor_on",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ import functools
 import inspect
 import io
 import logging
+import os
 import re
 import sys
 import threading
@@ -29,6 +30,7 @@ from stitch.frontend.torch.lowering import KEPT_WHOLE
 from stitch.frontend.torch.plain_values import Arguments, with_plain_values
 from stitch.frontend.torch.refused_nodes import failure_location
 from stitch.frontend.torch.symbolic_export import DynamicArguments, dynamic_arguments
+from stitch.frontend.torch.tensor_bytes import tensor_on
 from stitch.frontend.torch.torch_internals import (
     EXPORT_TRACER,
     TORCHSCRIPT_CONVERTER,
@@ -57,6 +59,19 @@ class Capture:
     dynamic: DynamicArguments | None = None
 
 
+#: torch.export changes modes of the process: two at once leave them broken for all later ones.
+_exporting = threading.RLock()
+
+
+def _in_child() -> None:
+    """Replace the lock in a forked child, because another thread may have held it."""
+    global _exporting
+    _exporting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
 def exported(module: Any, examples: Examples, dynamic_shapes: Any = None) -> Capture:
     """Export a module; `dynamic_shapes` has the named sizes of its arguments.
 
@@ -66,7 +81,7 @@ def exported(module: Any, examples: Examples, dynamic_shapes: Any = None) -> Cap
         UsageError: forward does not accept the examples.
     """
     _refuse_scripts(module)
-    with warnings.catch_warnings(), _quiet():
+    with _exporting, warnings.catch_warnings(), _quiet():
         # torch warns of its own deprecated parts; the user can do nothing about them.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
@@ -94,7 +109,7 @@ def exported(module: Any, examples: Examples, dynamic_shapes: Any = None) -> Cap
 
 def exported_call(module: Any, call: Arguments, dynamic: DynamicArguments | None = None) -> Capture:
     """Export a module at the shapes of a call, which has tensors of torch, or for Dims."""
-    with _containers_restored(module):
+    with _exporting, _containers_restored(module):
         twin, (arguments, named), calls = with_plain_values(module, call)
         with torch.no_grad(), warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
@@ -312,7 +327,7 @@ def _example(value: Any) -> Any:
 
 def _example_leaf(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.array(value))
+        return tensor_on(np.array(value))
     if isinstance(value, TensorDesc):
         data_type = value.layout.data_type
         return torch.zeros(value.shape, dtype=torch_type_of(data_type))

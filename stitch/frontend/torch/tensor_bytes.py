@@ -39,20 +39,21 @@ def array_at(address: int, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array
     return array
 
 
-def tensor_on(array: Array, dtype: Any) -> Any:
+def tensor_on(array: Array, dtype: Any = None) -> Any:
     """Return a tensor of this torch dtype that shares memory with an array of the same type (or,
-    for bfloat16, of int16 bits); raises `InternalError` for another type."""
+    for bfloat16, of int16 bits), by default that of the array; raises `InternalError` for another
+    type."""
     if isinstance(array, torch.Tensor):
         # Of a device whose memory PyTorch allocates: with a storage of its own, whose end is seen.
         return torch.from_dlpack(array).view(dtype)
-    if dtype is torch.bfloat16:
+    if dtype is torch.bfloat16 or (dtype is None and array.dtype == _BFLOAT16):
         bits = array.view(np.int16) if array.dtype == _BFLOAT16 else array
         tensor = torch.from_numpy(bits)
         if tensor.dtype is torch.int16:
             return tensor.view(torch.bfloat16)
     else:
         tensor = torch.from_numpy(array)
-    if tensor.dtype is not dtype:
+    if dtype not in (None, tensor.dtype):
         raise InternalError(
             "internal error: an array has another type than its tensor in torch",
             expected=str(dtype), got=str(array.dtype), remedy="please report it",
