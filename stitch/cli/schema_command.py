@@ -14,7 +14,7 @@ from stitch.errors import StitchError, UsageError, unknown
 EXAMPLES = """\
   stitch schema ttb -o program.fbs && flatc --cpp program.fbs
   stitch schema module -o module.json"""
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
 #: Where `program.fbs` is: in the installed package, or in a checkout.
 _TTB = (_PACKAGE / "schema" / "program.fbs", _PACKAGE.parent / "schema" / "program.fbs")
 

@@ -152,7 +152,7 @@ def test_no_page_has_a_block_that_no_test_runs() -> None:
     assert strangers == []
 
 
-def test_the_wheel_carries_the_examples_and_what_they_need(wheel: Wheel) -> None:
+def test_the_wheel_carries_the_examples_and_what_they_need(wheel: Wheel, tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(wheel.file).namelist())
     here = {
         f"stitch/{file.relative_to(ROOT).as_posix()}"
@@ -160,3 +160,5 @@ def test_the_wheel_carries_the_examples_and_what_they_need(wheel: Wheel) -> None
         if file.is_file() and "__pycache__" not in file.parts
     }
     assert here - names == set()
+    schema = wheel.run(tmp_path, "stitch", "schema", "ttb")
+    assert schema.stdout == (ROOT / "schema" / "program.fbs").read_text(encoding="utf-8"), schema
