@@ -81,9 +81,9 @@ def operators() -> tuple[OpDef, ...]:
     return _OPERATORS
 
 
-def lookup(op: str, domain: str = "") -> OpDef:
+def lookup(op: str, domain: str = "", location: str = "") -> OpDef:
     """Return the definition of an operator of Stitch or of a plugin; raise `CompileError` with
-    close matches.
+    the location and close matches.
 
     >>> lookup("Relu").elementwise
     True
@@ -99,6 +99,7 @@ def lookup(op: str, domain: str = "") -> OpDef:
         shown = f"{domain}.{op}" if domain else op
         raise CompileError(
             f"unknown operator {shown!r}",
+            where=location or None,
             expected=f"one of {len(names)} operators of this domain (ONNX opset 26 names)"
             if names
             else f"a known domain, not {domain!r}",
@@ -202,7 +203,7 @@ def infer_types(
     >>> infer_types("Add", [a, ValueType((3,), DataType.FLOAT32)])[0].text()
     '2x3xf32'
     """
-    definition = lookup(op, domain)
+    definition = lookup(op, domain, location)
     operand_data = tuple(constants) if constants is not None else (None,) * len(inputs)
     context = InferenceContext(
         op,

@@ -59,6 +59,16 @@ def test_types_that_do_not_follow_are_refused() -> None:
         device.load(damaged(program, other, index))
 
 
+def test_an_unknown_operator_is_refused_with_its_place() -> None:
+    binary = scaled("a", 2.0).binary
+    program = binary.programs[0]
+    first = replace(program.operations[0], op="Addd", location="model.src:3")
+    changed = replace(program, operations=(first, *program.operations[1:]))
+    with stitch.open_device("tiny") as device, pytest.raises(CompileError) as caught:
+        device.load(encode(replace(binary, programs=(changed,))))
+    assert (caught.value.where, caught.value.remedy) == ("model.src:3", "did you mean Add?")
+
+
 @pytest.mark.parametrize(
     "reads_later, why", [(True, "still reads input 'x' afterwards"), (False, "not elementwise")]
 )
