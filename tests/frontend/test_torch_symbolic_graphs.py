@@ -84,6 +84,20 @@ def test_a_size_that_a_lowering_needs_as_a_number_is_compiled_again_and_reported
     assert "== 5" in why and "test_torch_symbolic_graphs.py" in why
 
 
+def test_masks_and_positions_from_a_size_are_compiled_once() -> None:
+    def function(x: Any) -> Any:
+        n = x.shape[0]
+        mask = torch.ones(3, n).tril(n - 3) * (torch.arange(n) != n - 2)
+        return mask @ x, torch.arange(n - 1, n + 2), (torch.arange(n - 1, n + 2) // n).clamp(max=n)
+
+    run, before = compiled(function, dynamic=True), compilations()
+    for rows in (5, 6, 4, 9):
+        x = torch.randn(rows, 3)
+        for found, wanted in zip(run(x), function(x), strict=True):
+            assert_same(found, wanted)
+    assert compilations() - before == 1
+
+
 def test_a_size_on_which_the_function_branches_is_another_graph_of_dynamo() -> None:
     def function(x: Any) -> Any:
         return x.relu() * 2 if x.shape[0] > 4 else x.exp() - 1

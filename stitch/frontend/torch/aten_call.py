@@ -13,7 +13,7 @@ import torch
 from stitch.errors import CompileError
 from stitch.frontend.torch.tensor_bytes import array_on
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
-from stitch.program import Array, DataType, ValueType
+from stitch.program import Array, DataType, ValueType, int64_array, is_symbolic
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +171,8 @@ class Call:
         wanted = self.data_type if data_type is None else data_type
         if isinstance(value, SymbolicTensor):
             return self.builder.cast(value, wanted)
+        if is_symbolic(value) and wanted in (DataType.INT32, DataType.INT64):
+            return self.builder.cast(self.builder.constant(int64_array([value], ())), wanted)
         # A number outside the type's range becomes infinite, without a warning, as in torch.
         with np.errstate(over="ignore"):
             number = np.asarray(value).astype(wanted.dtype)
@@ -271,6 +273,6 @@ def _widened(
 def _stand_in(value: Value) -> Any:
     """A meta tensor of the operand's type and rank, for torch's type promotion."""
     if not isinstance(value, SymbolicTensor):
-        return value
+        return 0 if is_symbolic(value) else value
     shape = (1,) * len(value.shape)
     return torch.empty(shape, dtype=torch_type_of(value.data_type), device="meta")

@@ -33,10 +33,11 @@ def _zeros(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
 def _range_step(
     call: Call, start: Number, end: Number, step: Number = 1, **_: Any
 ) -> SymbolicTensor:
-    if is_symbolic(call.shape[0]):
+    if any(map(is_symbolic, (call.shape[0], start))):
         b = call.builder
         numbers = b.op("Range", 0, int64_array([call.shape[0]], ()), 1)
-        return call.cast(b.add(b.mul(numbers, step), start))
+        first = int64_array([start], ()) if is_symbolic(start) else start
+        return call.cast(b.add(b.mul(numbers, step), first))
     elements = start + np.arange(call.shape[0]) * step
     return call.builder.constant(elements.astype(call.data_type.dtype))
 
