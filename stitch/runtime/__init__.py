@@ -44,13 +44,14 @@ from stitch.runtime.graphs import (
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.host_calls import HostResult
+from stitch.runtime.lending import elements, export, lend, lent_tensor, share, take_back
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import check_program
 from stitch.runtime.queue import comparison_of
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
 from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
-from stitch.runtime.views import elements, export, lend, reshaped, share, take_back
+from stitch.runtime.views import reshaped
 
 __all__ = [
     "EXECUTORS", "LIBRARY_PRICES", "TENSOR", "WHOLE_RUN", "Account",
@@ -60,7 +61,7 @@ __all__ = [
     "Replay", "RuntimeDevice",
     "RuntimePipeline", "SpaceUse", "Lying", "StatefulExecutable", "Tensor", "Totals", "Written",
     "capture", "chain_graph", "check_program", "comparison_of", "elements", "export", "lend",
-    "known_executors", "load_prices",
+    "known_executors", "lent_tensor", "load_prices",
     "make_executor", "parse_prices", "price_names", "processor_name",
     "program_peak", "reshaped",
     "share", "take_back", "this_processor", "totals_of",

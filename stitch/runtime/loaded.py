@@ -29,6 +29,7 @@ from stitch.runtime.executors import (
     cached_attribute,
     least_microseconds,
 )
+from stitch.runtime.lending import lent_arguments
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, InputPort
 from stitch.tasks import Transformation, transformation_of
@@ -122,7 +123,7 @@ class LoadedProgram:
                 value = ArgumentRecord(device, argument.copy(), port)
             else:
                 if device.lends:
-                    placed = device.all_placed(arguments, self.transformation.donated)
+                    placed = lent_arguments(device, arguments, self.transformation.donated)
                     if placed is not arguments:
                         # At once: PyTorch may write them afterwards.
                         results = self(*placed)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -43,12 +43,13 @@ from stitch.runtime.backends import HostMemory, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.execution import Binding, said_of
 from stitch.runtime.history import History
+from stitch.runtime.lending import lent_tensor
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.locks import Lock, held_here, quick
 from stitch.runtime.queue import ConstantCache, Reclaimer, TaskQueue
 from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import BufferRecord, Records, Status, ValueRecord, as_array
-from stitch.runtime.views import lend, queued_view, view_offset
+from stitch.runtime.views import queued_view, view_offset
 
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
@@ -56,12 +57,8 @@ DESC = instance_of("a TensorDesc", TensorDesc)
 # Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY = Status.PENDING, Status.READY
 
-#: Tensors of PyTorch that stay lent between calls; the one that was used least recently ends.
-MAX_LENT = 256
 #: Names of lost values in an error.
 MAX_NAMES = 8
-#: Types of arguments that are not tensors of a library.
-_OWN = (Tensor, np.ndarray)
 
 _alive: LiveObjects[TensorAccess] = LiveObjects()
 
@@ -99,7 +96,7 @@ class TensorAccess:
         self._name = name
         self.records, self.deaths, self.tasks = records, deaths, tasks
         self.drop, self.lost_all = deaths.dropped.append, deaths.lost_all
-        #: Device tensors on tensors of PyTorch, by address, shape and type: see `placed`.
+        #: Device tensors on tensors of PyTorch, by address, shape and type: see `lent_tensor`.
         self.lent: dict[tuple[Any, ...], Tensor] = {}
         self._locks = (threading.RLock(), queue_lock)
         #: `quick_lock` skips the re-entry check: use it after calling `holds_run_lock`.
@@ -500,8 +497,9 @@ class TensorAccess:
         self.check_outside()
         self.check_open()
         if self.lends:
+            device: Any = self
             with self.lock:
-                lent = self.placed(array, copy=not borrow, owned=True)
+                lent = lent_tensor(device, array, copy=not borrow, owned=True)
             if lent is not None:
                 return lent
         elements = as_array(array, "the array")
@@ -511,72 +509,6 @@ class TensorAccess:
         desc = TensorDesc(host.shape, host_layout(kind))
         buffer = self.records.outside(desc, host, "a host array")
         return self.tensor_at(buffer, 0, desc, "tensor()", is_exposed=borrow)
-
-    def placed(self, tensor: Any, *, copy: bool = False, owned: bool = False) -> Tensor | None:
-        """Return a device tensor on the bytes of a tensor of the library whose memory DRAM is.
-
-        None for anything else, which programs get as an array. With `owned` it keeps the bytes
-        alive, as it does those of a copy, which is made with `copy` and of a tensor that is not
-        dense; else it is valid while the tensor lives. The caller holds the run lock.
-
-        Raises:
-            UsageError: It lies on another device of the library, or needs a copy although it is
-                `owned` without `copy`.
-            TaskError: It needs a copy while copies are forbidden.
-        """
-        this: Any = self
-        try:
-            dense = self.backend.spaces[Space.DRAM].data.lent(tensor, copy=copy)
-        except Exception as error:
-            self.check_lost(error)
-            raise
-        if dense is None:
-            return None
-        is_copied = dense.data_ptr() != tensor.data_ptr()
-        if is_copied and owned and not copy:
-            raise UsageError(
-                "a tensor of PyTorch that is not contiguous cannot be read in place",
-                where="device.tensor(borrow=True)", got=_strides(tensor),
-                remedy="borrow x.contiguous(), or leave out borrow=True",
-            )  # fmt: skip
-        if is_copied and not owned and self.copies_forbidden:
-            raise TaskError(
-                "a tensor of PyTorch that is not contiguous needs a copy, which forbid_copies() "
-                "forbids",
-                got=_strides(tensor), remedy="pass x.contiguous(), or allow copies here",
-            )  # fmt: skip
-        if owned or is_copied:
-            # A tensor of its own: the caller may give his another storage (`x.data = y`).
-            return lend(this, dense, "a tensor of PyTorch", owner=dense.detach())
-        # Whatever owns the address now is what the caller gave.
-        key = dense.data_ptr(), dense.shape, dense.dtype
-        lent = self.lent.pop(key, None)
-        if lent is None or not lent.is_allocated:
-            lent = lend(this, dense, "a tensor of PyTorch")
-        self.lent[key] = lent
-        while len(self.lent) > MAX_LENT:
-            del self.lent[next(iter(self.lent))]
-        return lent
-
-    def all_placed(
-        self, arguments: tuple[Any, ...], donated: Collection[int] = ()
-    ) -> tuple[Any, ...]:
-        """Return arguments with device tensors (see `placed`) for tensors of the library, and with
-        arrays for those at the positions `donated`, which are overwritten.
-
-        It is the tuple itself if there are none, and inside a host function, which cannot wait.
-        """
-        if all(type(a) in _OWN for a in arguments) or self.holds_run_lock():
-            return arguments
-        given: list[Tensor | Array | None]
-        with self.quick_lock:
-            given = [None if type(a) in _OWN else self.placed(a) for a in arguments]
-        for at in donated:
-            if given[at] is not None:
-                given[at] = as_array(arguments[at].detach().cpu(), "a donated tensor")
-        if all(one is None for one in given):
-            return arguments
-        return tuple([a if one is None else one for a, one in zip(arguments, given, strict=True)])
 
     def empty(self, desc: TensorDesc) -> Tensor:
         """Allocate a tensor with undefined contents.
@@ -812,10 +744,6 @@ def target_desc(desc: TensorDesc, layout: Layout | TensorDesc, machine: MachineS
     wanted = TensorDesc(desc.shape, layout)
     footprint(wanted, machine)
     return wanted
-
-
-def _strides(tensor: Any) -> str:
-    return f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
 
 
 def _dense(array: Array) -> TensorDesc:

@@ -1,18 +1,13 @@
-"""Tensors on the bytes of other tensors and of other libraries.
+"""Views: tensors on the bytes of other tensors.
 
-Views: a ready tensor shares its buffer with them. A view of a pending tensor is a queued task of a
+A ready tensor shares its buffer with its views. A view of a pending tensor is a queued task of a
 one-operation program that copies rows; the first row is an operand, so views of equal length share
 one program and one executable.
-
-Zero-copy exchange in both directions: if the host is the whole device, programs read lent buffers
-in place; otherwise the device copies them and keeps the copy while it equals the original.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,22 +15,18 @@ from stitch.errors import CompileError, LayoutError
 from stitch.machine import MachineShape, footprint
 from stitch.ops import infer_operation
 from stitch.program import (
-    Array,
     DataType,
     InputSlot,
-    Layout,
     Operation,
     OutputSlot,
     Program,
     Scratch,
-    Space,
     TensorDesc,
     Value,
     ValueType,
     host_layout,
 )
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values import BufferRecord
 
 if TYPE_CHECKING:
     from stitch.runtime.device import RuntimeDevice
@@ -143,52 +134,6 @@ def _program(whole: TensorDesc, rows: TensorDesc) -> Program | None:
     )  # fmt: skip
 
 
-def lend(
-    device: RuntimeDevice, array: Any, origin: str, *, shared_by: object = None,
-    owner: object = None,
-) -> Tensor:  # fmt: skip
-    """Return a tensor on the bytes of a C-contiguous array; see `take_back`.
-
-    Args:
-        device: The device that reads the array.
-        array: The array to lend, or a tensor of the library whose memory the device's DRAM is.
-        origin: Name of the buffer in reports.
-        shared_by: If given and the buffer is read in place, results may overwrite the buffer, which
-            is taken back when this object is gone; the array is kept alive until then.
-        owner: Kept until the tensor is freed; else the caller keeps the bytes alive.
-    """
-    device.check_open()
-    device.check_consistent()
-    is_array = isinstance(array, np.ndarray)
-    memory = device.backend.spaces[Space.HOST if is_array else Space.DRAM]
-    kind, lent = memory.data.borrowed(array)
-    desc = TensorDesc(tuple(array.shape), Layout(kind, memory.space))
-    if is_array and len(device.backend.spaces) > 1:
-        buffer = device.records.outside(desc, array, origin)
-    else:
-        size = footprint(desc, device.machine.shape).size_per_bank
-        address = memory.lend(lent, owner)
-        key = device.desc_key(desc)
-        buffer = BufferRecord(memory.space, address, size, desc, key, origin)
-        # Foreign memory: never relocated or freed by the device.
-        buffer.pins, buffer.shared_pins = 1, int(shared_by is not None)
-    tensor = device.tensor_at(buffer, 0, desc, origin, is_exposed=True)
-    if shared_by is not None and buffer.address is not None:
-        back = partial(memory.take_back, buffer.address)
-        device.deaths.await_end(shared_by, back, None, array)
-    return tensor
-
-
-def take_back(device: RuntimeDevice, tensor: Tensor) -> None:
-    """End a loan: free the copies that the device made. The tensor becomes unusable."""
-    buffer = tensor._record.instances[0].buffer
-    if buffer.address is not None:
-        device.backend.spaces[buffer.space].take_back(buffer.address)
-    device.give_up(tensor._record, "its owner, who took the bytes back")
-    # The allocators saw no change, but cached runs must not use the buffer again.
-    device.records.generation += 1
-
-
 def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nbytes: int) -> Tensor:
     """Return a tensor of another shape that shares the bytes of a dense one."""
     of = tensor._record
@@ -198,44 +143,3 @@ def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nby
         whole = TensorDesc(desc.shape, first.desc.layout)
         offset = first.offset_nbytes + offset_nbytes
         return device.tensor_at(first.buffer, offset, whole, of.by, is_exposed=of.is_exposed)
-
-
-def elements(tensor: Tensor) -> Array:
-    """Return a copy of a tensor's elements, as `Tensor.numpy` does."""
-    array: Array = tensor.device.read(tensor._record, is_inside=True)
-    return array
-
-
-def export(tensor: Tensor, dtype: np.dtype[Any] | None, ended: Callable[[], object]) -> Array:
-    """Return a dense tensor's bytes as an array of type `dtype`, in place.
-
-    The tensor lives, and its bytes stay in place, as long as the array. `ended` is called
-    afterwards, possibly from a finalizer: it may only append to a queue.
-    """
-    array: Array = tensor.device.export(tensor._record, dtype, tensor, ended)
-    return array
-
-
-def share(tensor: Tensor, ended: Callable[[], object] | None = None) -> Array:
-    """As `export`, for a consumer that expects the bytes to be overwritten.
-
-    A result that replaces the tensor by donation is written there. The bytes stay in place while
-    the array lives; the tensor is not kept alive.
-    """
-    device: RuntimeDevice = tensor.device
-    shared: list[BufferRecord] = []
-    array: Array = device.export(tensor._record, ended=partial(_unshared, shared, ended))
-    # Invalidate cached plans: one made before would copy.
-    (instance,) = tensor._record.instances[:1]
-    instance.buffer.shared_pins += 1
-    shared.append(instance.buffer)
-    device.records.generation += 1
-    return array
-
-
-def _unshared(shared: list[BufferRecord], ended: Callable[[], object] | None) -> None:
-    """Handle the end of an array that shares a buffer; idempotent."""
-    while shared:
-        shared.pop().shared_pins -= 1
-    if ended is not None:
-        ended()

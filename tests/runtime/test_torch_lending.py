@@ -16,7 +16,7 @@ from stitch.errors import LayoutError, LinkError, TaskError, UsageError
 from stitch.graph import ComputationGraphBuilder
 from stitch.memory import LENT_ADDRESSES
 from stitch.program import DataType, Layout, Space, TensorDesc
-from stitch.runtime import tensor_access
+from stitch.runtime import lending
 from tests.support.stitched_models import consuming, one
 
 W = np.arange(64, dtype=np.float32).reshape(8, 8) % 5
@@ -216,7 +216,7 @@ def test_a_donated_tensor_is_not_overwritten(device: stitch.Device) -> None:
 def test_many_tensors_do_not_accumulate(
     device: stitch.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensor_access, "MAX_LENT", 4)
+    monkeypatch.setattr(lending, "MAX_LENT", 4)
     program = device.load(product())
     held = [numbers(first) for first in range(12)]
     for x in (*held, *held):

@@ -26,7 +26,7 @@ from stitch.frontend.torch.tensor_bytes import array_at, array_on, tensor_on, un
 from stitch.frontend.torch.torch_internals import DisableTorchFunction, disable_current_modes
 from stitch.program import Array, Space, TensorDesc, host_layout
 from stitch.report import Device
-from stitch.runtime import Tensor, elements, export, lend, reshaped, share, take_back
+from stitch.runtime import Tensor, elements, export, lend, lent_tensor, reshaped, share, take_back
 
 #: Maximum number of results of one output that torch holds as views of device memory; further ones
 #: are copied, because each view needs output slots of its own.
@@ -172,7 +172,7 @@ class SharedStorage:
     def _passed(self, tensor: Any) -> Tensor | Array:
         """A tensor in place, or as a copy there, if it lies where the device's memory is; else as
         an array."""
-        placed = self.device.placed(tensor) if self.lends else None
+        placed = lent_tensor(self.device, tensor) if self.lends else None
         return self.as_array(tensor.contiguous()) if placed is None else placed
 
     def as_array(self, tensor: Any) -> Array:

@@ -23,6 +23,7 @@ from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.execution import Binding, tell_run
 from stitch.runtime.graphs.placed_graph import PlacedGraph
 from stitch.runtime.graphs.replay import Recorded, Replay, ReplayCache, only_of_slots
+from stitch.runtime.lending import lent_arguments
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import Status, ValueRecord
@@ -74,7 +75,7 @@ class PreparedGraph:
         if named or len(arguments) != self._count:
             arguments = arranged(self._title, self._input_types, arguments, named)
         if self._lends:
-            arguments = self.device.all_placed(arguments, self.cache.reasons)
+            arguments = lent_arguments(self.device, arguments, self.cache.reasons)
         # A local variable: an attribute that only the instance has costs 20 ns more.
         holds_run_lock = self._runs_here
         with self.device.lock if holds_run_lock() else self._lock:
