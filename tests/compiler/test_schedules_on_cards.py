@@ -69,7 +69,7 @@ def test_the_schedules_of_nests(name: str, target: str) -> None:
     assert {note.executor for note in notes} == {"cuda" if target == "cuda" else "numpy"}
 
 
-@pytest.mark.parametrize("executor", ["cuda", "torch:cpu", "cuda:1"])
+@pytest.mark.parametrize("executor", ["cuda", "torch:cpu", "cuda:1", "torch:cpu-inductor"])
 def test_names_of_cards_have_the_rates_of_cards_on_every_machine(executor: str) -> None:
     CompileOptions(executor=executor)
     for machine in ("host", "cuda", "wormhole_n150"):

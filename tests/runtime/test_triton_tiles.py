@@ -83,6 +83,8 @@ def test_a_fold_over_blocks_is_one_kernel_with_what_is_around_it() -> None:
     text = written(program, program.outputs[0].value).text()
     loop = text[text.index("for r in range(3):") :]
     assert loop.count("tl.dot(") == 2 and text.count("tl.store(") == 1
+    # What it reads may lie where it writes.
+    assert loop.index("tl.debug_barrier()") < loop.index("tl.store(")
     assert "input_precision='ieee'" in loop and "tl.reduce(tl.where(j16 < 4" in loop
     # Queries, keys and values are read where they lie, each by one pointer.
     assert text.count("def kernel(p0, p1, p2, p3, p4, p5, p6, ROWS") == 1

@@ -117,6 +117,20 @@ def single_cases(rng: np.random.Generator) -> Iterator[Case]:
                 yield name, b.build(), [g.astype(dtype) for g in given], TOLERANCES[kind]
 
 
+def exact_cases() -> Iterator[Case]:
+    """The signs of zeros, by their reciprocals; and a product with a sum."""
+    b = ComputationGraphBuilder("sum")
+    x = b.input("x", (4,), "float32")
+    b.output("y", x * x + x)
+    yield "sum", b.build(), [np.ones(4, np.float32)], 0.0
+    for op in ("Ceil", "Floor", "Neg", "Sqrt", "Tanh"):
+        b = ComputationGraphBuilder(op)
+        x = b.input("x", (4,), "float32")
+        b.output("y", b.op("Reciprocal", b.op(op, x)))
+        given = [np.array([0.0, -0.0, 0.25, 4.0], np.float32)]
+        yield f"zeros of {op}", b.build(), given, TOLERANCES["float32"]
+
+
 def random_cases(rng: np.random.Generator) -> Iterator[Case]:
     """Random graphs: parts, transposes, broadcasts, products between, several results."""
     for number in range(RANDOM_GRAPHS):
@@ -312,7 +326,8 @@ def run(file: Path) -> int:
     noted(TileWriter, 1)
     rng = np.random.default_rng(SEED)
     done = 0
-    for case in (*single_cases(rng), *random_cases(rng), *scan_cases(), *nest_cases(rng)):
+    elements = *single_cases(rng), *exact_cases(), *random_cases(rng)
+    for case in (*elements, *scan_cases(), *nest_cases(rng)):
         try:
             check(*case)
         except Exception:
@@ -339,6 +354,9 @@ def compile_all(file: Path) -> int:
     # Those with a loop and products have most in shared memory.
     chosen.update(sorted(tiles, key=lambda text: text.count("tl.dot"))[-1:])
     chosen.update(rng.choice(tiles, TILES_COMPILED, replace=False).tolist())
+    sums = [text for text in flat if "v0 = (x0 * x0)\n    v1 = (v0 + x0)\n    tl.store" in text]
+    assert sums
+    chosen.update(sums)
     for text in chosen:
         kinds = [kind for kind in kept[text] if kind in names]
         fixed: dict[str, Any] = {"BLOCK": triton_kernels.BLOCK}
@@ -347,8 +365,9 @@ def compile_all(file: Path) -> int:
         signature = {f"p{i}": names[kind] for i, kind in enumerate(kinds)}
         signature |= dict.fromkeys(fixed, "constexpr")
         source = ASTSource(triton_kernels.compiled(text), signature=signature, constexprs=fixed)
-        options = {"num_stages": STAGES} if text in tiles else {}
+        options = {**triton_kernels.OPTIONS, **({"num_stages": STAGES} if text in tiles else {})}
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert text not in sums or "fma." not in made.asm["ptx"], "a product is not rounded"
         assert made.asm["cubin"][:4] == b"\x7fELF" and ".target sm_90" in made.asm["ptx"]
         assert made.metadata.shared <= SHARED_NBYTES
     print(f"{len(chosen)} kernels compiled")

@@ -15,6 +15,7 @@ from stitch.compiler.loops.batch_axes import batched_scan_of, states_that_vary
 from stitch.errors import unknown
 from stitch.machine import LOOP_EXECUTORS, LoopRates, Machine, load_machine
 from stitch.ops import RESHAPING, is_elementwise, multiply_adds
+from stitch.option_values import is_torch_device
 from stitch.program import ABSENT, Body, Operation, ScanForm, Value, is_scan
 
 #: Operators that move elements: some executors implement them as views, all can copy.
@@ -277,7 +278,7 @@ def check_executor(executor: str | None) -> None:
 
 def rated_executor(name: str) -> str | None:
     """Return the executor with the rates of `name`, None for a custom executor."""
-    if name == "torch:cpu" or name.startswith("cuda:"):
+    if is_torch_device(name):
         return CUDA
     return name if name in RATED_EXECUTORS else None
 

@@ -30,7 +30,7 @@ FUNCTIONS: Mapping[str, str] = {
     "Floor": "tl.floor({0})", "Identity": "{0}", "Log": "tl.log({0})",
     "Max": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "Min": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
-    "Mul": "{0} * {1}", "Neg": "-{0}", "Reciprocal": "tl.math.div_rn(1.0, {0})",
+    "Mul": "{0} * {1}", "Neg": "-1.0 * {0}", "Reciprocal": "tl.math.div_rn(1.0, {0})",
     "Relu": "tl.maximum({0}, 0.0, propagate_nan=tl.PropagateNan.ALL)",
     "Sigmoid": "tl.math.div_rn(1.0, 1.0 + tl.exp(-{0}))",
     "Sin": "tl.sin({0})", "Sqrt": "tl.math.sqrt_rn({0})", "Sub": "{0} - {1}",
@@ -59,6 +59,8 @@ TYPES: Mapping[DataType, str] = {
 MOST_OPERATIONS, MOST_LINES = 64, 512
 #: Elements of a program of a kernel, and those of a kernel from which a program has more.
 BLOCK, LARGE_BLOCK, LARGE = 256, 1024, 1 << 18
+#: Of Triton: a product and a sum are rounded each, as by kernels one by one.
+OPTIONS: Mapping[str, Any] = {"enable_fp_fusion": False}
 HEADER = """\
 @triton.jit
 def tanh(x):
@@ -66,10 +68,9 @@ def tanh(x):
     power = tl.exp(-2.0 * size)
     far = tl.math.div_rn(1.0 - power, 1.0 + power)
     square = x * x
-    near = size * (1.0 + square * (-0.33333334 + square * (0.13333334 + square * (
+    near = x * (1.0 + square * (-0.33333334 + square * (0.13333334 + square * (
         -0.053968254 + square * 0.021869488))))
-    there = tl.where(size < 0.25, near, far)
-    return tl.where(x < 0.0, -there, there)
+    return tl.where(size < 0.25, near, tl.where(x < 0.0, -far, far))
 
 
 @triton.jit
@@ -299,8 +300,8 @@ class KernelWriter:
         block = LARGE_BLOCK if count >= LARGE else BLOCK
         grid = (-(-count // block),)
         if tensors[-1].is_cuda:
-            kernel.warmup(*tensors, BLOCK=block, grid=grid)
-        return Launch(kernel[grid], *tensors, BLOCK=block)
+            kernel.warmup(*tensors, BLOCK=block, **OPTIONS, grid=grid)
+        return Launch(kernel[grid], *tensors, BLOCK=block, **OPTIONS)
 
 
 def share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -27,6 +27,7 @@ from stitch.runtime.executors.triton_kernels import (
     MOST_LINES,
     MOST_OPERATIONS,
     MOVES,
+    OPTIONS,
     TYPES,
     KernelWriter,
     View,
@@ -540,6 +541,8 @@ class TileWriter(KernelWriter):
               for n in sorted(self._widths)],
             *[f"    k{n} = tl.arange(0, {n})\n" for n in sorted(self._terms)],
             *self._before, *self._inside, *self._lines,
+            # Of few elements several threads have copies: all read them before one writes there.
+            "    tl.debug_barrier()\n",
         ]  # fmt: skip
         for number, (name, target) in enumerate(self.stores, len(self.loads)):
             tensor = target if target.ndim else target.reshape(1)
@@ -560,7 +563,7 @@ class TileWriter(KernelWriter):
         columns = -(-self._split // self._size(self._split)) if self._split else 1
         grid = (self._rows // self._group * -(-self._group // self._block), columns)
         sizes: dict[str, Any] = {
-            "ROWS": self._block, "BF16": _narrow(self.device), "num_stages": STAGES,
+            "ROWS": self._block, "BF16": _narrow(self.device), "num_stages": STAGES, **OPTIONS,
         }  # fmt: skip
         if self.device.type == "cuda":
             made = kernel.warmup(*tensors, **sizes, grid=grid)
