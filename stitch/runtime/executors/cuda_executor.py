@@ -63,25 +63,6 @@ def torch_device_of(name: str) -> torch.device:
     return torch.device("cpu" if name == "torch:cpu" else name)
 
 
-def _left_to_host(program: Program, machine: MachineShape) -> tuple[str, ...]:
-    """Bind a program to tensors without memory, and return the operators left to NumPy."""
-    device, found = torch.device("meta"), set[str]()
-
-    def region(nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
-
-    whole = expanded(program)
-    inputs, outputs = (
-        tuple([region(footprint(whole.values[slot.value].desc, machine).nbytes) for slot in slots])
-        for slots in (whole.inputs, whole.outputs)
-    )
-    faults = IndexFaults(device)
-    prepared = PreparedTensors(whole, machine, device, found, "ieee", faults)
-    scratch = whole.scratch.size_per_bank * machine.space(whole.scratch.space).banks
-    prepared.bind(inputs, outputs, region(scratch))
-    return tuple(sorted(found))
-
-
 class CudaExecutor(Executor):
     """Computes on tensors of a PyTorch device, in whose memory DRAM lies.
 
@@ -126,23 +107,17 @@ class CudaExecutor(Executor):
     def space_bytes(self, space: Space, shape: SpaceShape) -> SpaceBytes | None:
         if space is Space.HOST:
             return None
-        return TorchBytes(
-            space, max(1, shape.banks * shape.limit), self.device, self.graphs, self.faults
-        )
+        nbytes = max(1, shape.banks * shape.limit)
+        return TorchBytes(space, nbytes, self.device, self.graphs, self.faults)
 
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         self.check_foreign(program)
         return PreparedTensors(
-            expanded(program),
-            machine,
-            self.device,
-            self.left_to_numpy,
-            self.precision,
-            self.faults,
-            inductor=self.inductor,
-        )
+            expanded(program), machine, self.device, self.left_to_numpy, self.precision,
+            self.faults, inductor=self.inductor,
+        )  # fmt: skip
 
     def captured(self, steps: Sequence[Sequence[Thunk]]) -> Sequence[Sequence[Thunk]] | None:
         with torch.inference_mode(False):
@@ -153,7 +128,20 @@ class CudaExecutor(Executor):
         return done if captured else None
 
     def left_to_host(self, program: Program, machine: MachineShape) -> tuple[str, ...]:
-        return _left_to_host(program, machine)
+        device, found, whole = torch.device("meta"), set[str](), expanded(program)
+
+        def region(nbytes: int) -> torch.Tensor:
+            return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+        inputs, outputs = (
+            tuple([region(footprint(whole.values[s.value].desc, machine).nbytes) for s in slots])
+            for slots in (whole.inputs, whole.outputs)
+        )
+        # Bound to tensors without memory.
+        prepared = PreparedTensors(whole, machine, device, found, "ieee", IndexFaults(device))
+        scratch = whole.scratch.size_per_bank * machine.space(whole.scratch.space).banks
+        prepared.bind(inputs, outputs, region(scratch))
+        return tuple(sorted(found))
 
     def finish(self) -> None:
         self.graphs.finish()

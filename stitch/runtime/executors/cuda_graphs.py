@@ -9,8 +9,8 @@ to bytes outside the plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -112,22 +112,6 @@ class CardGraphs(Graphs):
         return [base.replay, *([partial(self._event.record, here)] if has_entries else [])]
 
 
-@dataclass(slots=True)
-class _Sequence:
-    """Consecutive thunks that may become a graph."""
-
-    #: Index of its first step.
-    first: int
-    #: All thunks with the index of their step.
-    thunks: list[tuple[int, Thunk]] = field(default_factory=list)
-    #: What the host waits for and writes before, and what it counts after.
-    waits: list[Thunk] = field(default_factory=list)
-    staged: list[Thunk] = field(default_factory=list)
-    launches: list[Thunk] = field(default_factory=list)
-    counted: list[Thunk] = field(default_factory=list)
-    has_entries: bool = False
-
-
 def with_graphs(
     steps: Sequence[Sequence[Thunk]], graphs: Graphs
 ) -> tuple[list[tuple[Thunk, ...]], list[Exception | None]]:
@@ -135,53 +119,39 @@ def with_graphs(
     raised: its launches stay single calls then.
 
     The thunks of a graph move to the step in which it begins: they are complete together.
-
-    Args:
-        steps: The thunks of each step.
-        graphs: Captures them.
     """
     done: list[list[Thunk]] = [[] for _ in steps]
     errors: list[Exception | None] = []
-    for one in _sequences(steps):
+    flat = [(index, thunk) for index, step in enumerate(steps) for thunk in step]
+    stages = {
+        at
+        for at, ((_, thunk), (_, after)) in enumerate(pairwise(flat))
+        if isinstance(after, Entry) and getattr(thunk, "args", (None,))[0] is after.array
+    }
+
+    def is_inside(at: int) -> bool:
+        return at in stages or isinstance(flat[at][1], Launch | Entry | Wait | Arrivals)
+
+    for inside, places in groupby(range(len(flat)), is_inside):
+        among = [*places]
+        thunks = [flat[at][1] for at in among]
+        launches = [each for each in thunks if isinstance(each, Launch | Entry)]
         calls = None
-        if len(one.launches) >= LEAST_LAUNCHES:
+        if inside and len(launches) >= LEAST_LAUNCHES:
+            work = [each.launched() if isinstance(each, Entry) else each for each in launches]
+            has_entries = any(isinstance(each, Entry) for each in launches)
             try:
-                calls = graphs.capture(one.launches, has_entries=one.has_entries)
+                calls = graphs.capture(work, has_entries=has_entries)
                 errors.append(None)
             except Exception as error:  # Whatever PyTorch or the driver refuses.
                 errors.append(error)
         if calls is None:
-            for index, thunk in one.thunks:
-                done[index].append(thunk)
+            for at in among:
+                done[flat[at][0]].append(flat[at][1])
             continue
-        done[one.first] += [*one.waits, *one.staged, *calls, *one.counted]
+        # The host waits and writes before, and counts after.
+        waits = [each for each in thunks if isinstance(each, Wait)][-1:]
+        written = [flat[at][1] for at in among if at in stages]
+        counted = [each for each in thunks if isinstance(each, Arrivals)]
+        done[flat[among[0]][0]] += [*waits, *written, *calls, *counted]
     return [tuple(step) for step in done], errors
-
-
-def _sequences(steps: Sequence[Sequence[Thunk]]) -> list[_Sequence]:
-    """Return all thunks, in order, as sequences of launches or of single calls of the host."""
-    flat = [(index, thunk) for index, step in enumerate(steps) for thunk in step]
-    following = [thunk for _, thunk in flat[1:]] + [None]
-    found: list[_Sequence] = []
-    is_open = False
-    for (index, thunk), after in zip(flat, following, strict=True):
-        stages = isinstance(after, Entry) and getattr(thunk, "args", (None,))[0] is after.array
-        launches = isinstance(thunk, Launch | Entry)
-        continues = launches or stages or isinstance(thunk, Wait | Arrivals)
-        if not (is_open and continues):
-            found.append(_Sequence(index))
-        is_open = continues
-        now = found[-1]
-        now.thunks.append((index, thunk))
-        if isinstance(thunk, Wait):
-            now.waits = [thunk]
-        elif stages:
-            now.staged.append(thunk)
-        elif isinstance(thunk, Entry):
-            now.launches.append(thunk.launched())
-            now.has_entries = True
-        elif launches:
-            now.launches.append(thunk)
-        else:
-            now.counted.append(thunk)
-    return found

@@ -36,7 +36,7 @@ class TensorCall:
         flag: Returns the steps that note indices out of range, of a tensor and the size of an axis.
     """
 
-    operands: list[torch.Tensor | None]
+    operands: list[Any]
     results: list[torch.Tensor]
     attributes: Mapping[str, Any]
     known: list[Array | None]
@@ -49,36 +49,35 @@ class TensorCall:
         return len(kinds) == 1 and self.results[0].dtype.is_floating_point
 
 
+_ATEN = torch.ops.aten
 #: Returns the steps of an operation; None to leave it to NumPy's kernel.
 TensorKernel = Callable[[TensorCall], Sequence[Thunk] | None]
 
 
-def _of(
-    accepts: Callable[[TensorCall], bool], function: Any, *names: str
-) -> TensorKernel:  # fmt: skip
-    """Of what it accepts, and the attributes of these names."""
+def _of(function: Any, *names: str) -> TensorKernel:
+    """Of a function that writes into `out`, and the attributes of these names."""
 
-    def bind(call: TensorCall) -> Sequence[Thunk] | None:
-        if not accepts(call):
-            return None
+    def bind(call: TensorCall) -> Sequence[Thunk]:
         numbers = [call.attributes[name] for name in names]
         return (partial(function, *call.operands, *numbers, out=call.results[0]),)
 
     return bind
 
 
-def _is_any(call: TensorCall) -> bool:
-    return True
+def _floating(kernel: TensorKernel) -> TensorKernel:
+    """Of operands and results of one floating-point type."""
+    return lambda call: kernel(call) if call.is_floating else None
 
 
-def _is_floating(call: TensorCall) -> bool:
-    return call.is_floating
+def _ordered(kernel: TensorKernel) -> TensorKernel:
+    """Of two operands of one type, which PyTorch orders."""
 
+    def bind(call: TensorCall) -> Sequence[Thunk] | None:
+        kinds = {t.dtype for t in call.operands}
+        is_ordered = len(call.operands) == 2 and len(kinds) == 1 and kinds.isdisjoint(_SIGNED)
+        return kernel(call) if is_ordered else None
 
-def _is_ordered(call: TensorCall) -> bool:
-    """Whether two operands have one type, which PyTorch orders."""
-    kinds = {t.dtype for t in call.operands if t is not None}
-    return len(call.operands) == 2 and len(kinds) == 1 and kinds.isdisjoint(_SIGNED)
+    return bind
 
 
 #: Types without arithmetic, and those with the same bits in which sums and products wrap as theirs.
@@ -115,17 +114,11 @@ def _shift(call: TensorCall) -> Sequence[Thunk] | None:
     return shifted, partial(torch.bitwise_and, out, (1 << (bits - number)) - 1, out=out)
 
 
-def _relu(call: TensorCall) -> Sequence[Thunk] | None:
-    return (partial(torch.clamp_min, call.operands[0], 0, out=call.results[0]),)
-
-
 def _is_nan(call: TensorCall) -> Sequence[Thunk] | None:
     return (partial(torch.ne, call.operands[0], call.operands[0], out=call.results[0]),)
 
 
 def _sign(call: TensorCall) -> Sequence[Thunk] | None:
-    if not call.is_floating:
-        return None
     x, out = call.operands[0], call.results[0]
     # PyTorch's sign of NaN is 0.
     return (partial(torch.sign, x, out=out), partial(_put_nan, out, x))
@@ -137,14 +130,13 @@ def _put_nan(out: torch.Tensor, x: torch.Tensor) -> None:
 
 def _where(call: TensorCall) -> Sequence[Thunk] | None:
     _, one, other = call.operands
-    is_one_type = one is not None and other is not None and one.dtype is other.dtype
-    return (partial(torch.where, *call.operands, out=call.results[0]),) if is_one_type else None
+    if one.dtype is not other.dtype:
+        return None
+    return (partial(torch.where, *call.operands, out=call.results[0]),)
 
 
 def _matmul(call: TensorCall) -> Sequence[Thunk] | None:
     (a, b), out = call.operands, call.results[0]
-    if not call.is_floating or a is None or b is None:
-        return None
     # A vector is a matrix of one row or column: PyTorch would resize `out` to that.
     if b.ndim == 1:
         b, out = b.unsqueeze(-1), out.unsqueeze(-1)
@@ -154,10 +146,7 @@ def _matmul(call: TensorCall) -> Sequence[Thunk] | None:
 
 
 def _gemm(call: TensorCall) -> Sequence[Thunk] | None:
-    if not call.is_floating:
-        return None
     a, b, bias = (*call.operands, None)[:3]
-    assert a is not None and b is not None
     out, given = call.results[0], call.attributes
     a, b = a.t() if given["transA"] else a, b.t() if given["transB"] else b
     alpha, beta = given["alpha"], given["beta"]
@@ -170,7 +159,6 @@ def _gemm(call: TensorCall) -> Sequence[Thunk] | None:
 def _reduction(function: Any) -> TensorKernel:
     def bind(call: TensorCall) -> Sequence[Thunk] | None:
         x, given = call.operands[0], call.attributes
-        assert x is not None
         is_exact = x.dtype is torch.int64 and function in (torch.sum, torch.amax, torch.amin)
         if call.results[0].dtype is not x.dtype or not (x.dtype.is_floating_point or is_exact):
             return None
@@ -183,20 +171,18 @@ def _reduction(function: Any) -> TensorKernel:
         if not axes and given.get("noop_with_empty_axes"):
             return None
         over = tuple(axes or range(x.ndim))
+        if not over:
+            return None
         keeps = bool(given.get("keepdims", 1))
-        return (partial(function, x, over, keeps, out=call.results[0]),) if over else None
+        return (partial(function, x, dim=over, keepdim=keeps, out=call.results[0]),)
 
     return bind
-
-
-def _norm(order: int, x: torch.Tensor, over: Any, keeps: bool, *, out: torch.Tensor) -> None:
-    torch.linalg.vector_norm(x, order, over, keeps, out=out)
 
 
 def _extreme_index(function: Any) -> TensorKernel:
     def bind(call: TensorCall) -> Sequence[Thunk] | None:
         given, x = call.attributes, call.operands[0]
-        if given["select_last_index"] or x is None or x.dtype in _SIGNED:
+        if given["select_last_index"] or x.dtype in _SIGNED:
             return None
         keeps = bool(given["keepdims"])
         return (partial(function, x, given["axis"], keeps, out=call.results[0]),)
@@ -206,29 +192,28 @@ def _extreme_index(function: Any) -> TensorKernel:
 
 def _running_sum(call: TensorCall) -> Sequence[Thunk] | None:
     x, axis, given = call.operands[0], call.known[1], call.attributes
-    if axis is None or given["exclusive"] or given["reverse"] or x is None or x.dtype in _SIGNED:
+    if axis is None or given["exclusive"] or given["reverse"] or x.dtype in _SIGNED:
         return None
     return (partial(torch.cumsum, x, int(axis.item()), dtype=x.dtype, out=call.results[0]),)
 
 
 def _top(call: TensorCall) -> Sequence[Thunk] | None:
     x, given = call.operands[0], call.attributes
-    if call.known[1] is None or len(call.results) != 2 or x is None or x.dtype in _SIGNED:
+    if call.known[1] is None or len(call.results) != 2 or x.dtype in _SIGNED:
         return None
     axis = given["axis"] % x.ndim
-    return (partial(_sort, x, axis, bool(given["largest"]), call.results),)
 
+    def sort() -> None:
+        # Of equal elements the first ones, which `topk` does not promise.
+        made = torch.sort(x, dim=axis, descending=bool(given["largest"]), stable=True)
+        for result, whole in zip(call.results, made, strict=True):
+            result.copy_(whole.narrow(axis, 0, result.shape[axis]))
 
-def _sort(x: torch.Tensor, axis: int, largest: bool, results: Sequence[torch.Tensor]) -> None:
-    # Of equal elements the first ones, which `topk` does not promise.
-    made = torch.sort(x, dim=axis, descending=largest, stable=True)
-    for result, whole in zip(results, made, strict=True):
-        result.copy_(whole.narrow(axis, 0, result.shape[axis]))
+    return (sort,)
 
 
 def _reshape(call: TensorCall) -> Sequence[Thunk] | None:
     (x, *_), out = call.operands, call.results[0]
-    assert x is not None
     return (partial(out.view(x.shape).copy_, x),)
 
 
@@ -247,7 +232,6 @@ def _moved(op: str) -> TensorKernel:
 
     def bind(call: TensorCall) -> Sequence[Thunk] | None:
         x, shapes = call.operands[0], [tuple(result.shape) for result in call.results]
-        assert x is not None
         views = views_of(op, x, shapes, call.attributes, call.known)
         if views is None:
             return None
@@ -258,7 +242,6 @@ def _moved(op: str) -> TensorKernel:
 
 def _slice(call: TensorCall) -> Sequence[Thunk] | None:
     x = call.operands[0]
-    assert x is not None
     cut = _cut(x, call.known) or ()
     backward = [axis for axis, part in enumerate(cut) if part.step < 0]
     if len(backward) != 1:
@@ -285,7 +268,7 @@ def _pad(call: TensorCall) -> Sequence[Thunk] | None:
     (x, out), known = (call.operands[0], call.results[0]), call.known
     (_, pads, value, axes), given = (*known, None, None)[:4], (*call.operands, None, None)[:4]
     is_known = all(given[i] is None or (*known, None, None)[i] is not None for i in (1, 2, 3))
-    if x is None or pads is None or not is_known or call.attributes["mode"] != "constant":
+    if pads is None or not is_known or call.attributes["mode"] != "constant":
         return None
     taken, put = [slice(None)] * x.ndim, [slice(None)] * x.ndim
     over = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
@@ -300,7 +283,7 @@ def _pad(call: TensorCall) -> Sequence[Thunk] | None:
 
 def _triangle(call: TensorCall) -> Sequence[Thunk] | None:
     x, diagonal = call.operands[0], (*call.known, None)[1]
-    if x is None or (len(call.operands) > 1 and diagonal is None):
+    if len(call.operands) > 1 and diagonal is None:
         return None
     function = torch.triu if call.attributes["upper"] else torch.tril
     number = 0 if diagonal is None else int(diagonal.item())
@@ -310,7 +293,7 @@ def _triangle(call: TensorCall) -> Sequence[Thunk] | None:
 
 def _gather_rows(call: TensorCall) -> Sequence[Thunk] | None:
     x, places = call.operands[0], call.known[1]
-    if x is None or places is None:
+    if places is None:
         return None
     before, depth = call.attributes["batch_dims"], places.shape[-1]
     sizes = x.shape[: before + depth]
@@ -327,7 +310,6 @@ def _gather_rows(call: TensorCall) -> Sequence[Thunk] | None:
 
 def _gather(call: TensorCall) -> Sequence[Thunk] | None:
     (x, indices), rows = call.operands, call.known[1]
-    assert x is not None and indices is not None
     axis = call.attributes["axis"] % x.ndim
     size = x.shape[axis]
     out = call.results[0].view(*x.shape[:axis], -1, *x.shape[axis + 1 :])
@@ -343,7 +325,6 @@ def _gather(call: TensorCall) -> Sequence[Thunk] | None:
 
 def _gather_elements(call: TensorCall) -> Sequence[Thunk] | None:
     x, indices = call.operands
-    assert x is not None and indices is not None
     if x.dtype in _SIGNED:
         return None
     axis = call.attributes["axis"] % x.ndim
@@ -358,7 +339,6 @@ def _gather_elements(call: TensorCall) -> Sequence[Thunk] | None:
 
 def _scatter_elements(call: TensorCall) -> Sequence[Thunk] | None:
     x, indices, updates = call.operands
-    assert x is not None and indices is not None and updates is not None
     how, out = call.attributes["reduction"], call.results[0]
     if how not in ("none", "add") or x.dtype in _SIGNED or out.dtype is torch.bool:
         return None
@@ -375,7 +355,6 @@ def _scatter_elements(call: TensorCall) -> Sequence[Thunk] | None:
 
 def _scatter_rows(call: TensorCall) -> Sequence[Thunk] | None:
     x, indices, updates = call.operands
-    assert x is not None and indices is not None and updates is not None
     how, out, depth = call.attributes["reduction"], call.results[0], indices.shape[-1]
     if how not in ("none", "add") or x.dtype in _SIGNED or out.dtype is torch.bool:
         return None
@@ -401,7 +380,7 @@ def _select(x: torch.Tensor, axis: int, rows: torch.Tensor, out: torch.Tensor) -
 
 def _window(call: TensorCall) -> Sequence[Thunk] | None:
     x, (base, strides), lengths = call.operands[0], call.known[1:], call.attributes["lengths"]
-    if x is None or base is None or strides is None:
+    if base is None or strides is None:
         return None  # Whether rows are in range is seen on the host.
     first, steps = int(base), [int(stride) for stride in strides]
     if not are_in_range(first, steps, lengths, len(x)):
@@ -413,7 +392,7 @@ def _window(call: TensorCall) -> Sequence[Thunk] | None:
 
 def _clip(call: TensorCall) -> Sequence[Thunk] | None:
     x, low, high = (*call.operands, None, None)[:3]
-    if x is None or x.dtype in _SIGNED:
+    if x.dtype in _SIGNED:
         return None
     if low is None and high is None:
         return (partial(call.results[0].copy_, x),)
@@ -422,27 +401,36 @@ def _clip(call: TensorCall) -> Sequence[Thunk] | None:
 
 def _cast(call: TensorCall) -> Sequence[Thunk] | None:
     x, out = call.operands[0], call.results[0]
-    assert x is not None
     if x.dtype.is_floating_point and not (out.dtype.is_floating_point or out.dtype is torch.bool):
         return None  # NumPy says what becomes of numbers that an integer type does not have.
     return (partial(out.copy_, x),)
 
 
 def _batch_normalization(call: TensorCall) -> Sequence[Thunk] | None:
-    x, scale, shift, mean, variance = call.operands
+    x, scale, shift, running_mean, running_variance = call.operands
     given = call.attributes
-    if not call.is_floating or x is None or x.ndim < 2:
+    if x.ndim < 2:
         return None
+
+    def normalize() -> None:
+        variance, mean = _over_batch(x)
+        rest = mean, variance, False, 0.0, given["epsilon"]
+        call.results[0].copy_(torch.native_batch_norm(x, scale, shift, *rest)[0])
+        kept, running = given["momentum"], (running_mean, running_variance)
+        pairs = zip(call.results[1:], running, (mean, variance), strict=False)
+        for result, before, now in pairs:
+            result.copy_(before * kept + now * (1 - kept))
+
     if given.get("training_mode"):
-        return (partial(_normalize_batch, call.operands, call.results, given),)
+        return (normalize,)
     if len(call.results) > 1:
         return None
     unused = {name: call.results[0].new_empty(0) for name in ("save_mean", "save_invstd")}
-    function = torch.ops.aten.native_batch_norm.out
+    function = _ATEN.native_batch_norm.out
     return (
         partial(
-            function, x, scale, shift, mean, variance, False, 0.0, given["epsilon"],
-            out=call.results[0], **unused,
+            function, x, scale, shift, running_mean, running_variance, False, 0.0,
+            given["epsilon"], out=call.results[0], **unused,
         ),
     )  # fmt: skip
 
@@ -451,40 +439,26 @@ def _over_batch(x: torch.Tensor) -> Any:
     return torch.var_mean(x, tuple(i for i in range(x.ndim) if i != 1), correction=0)
 
 
-def _normalize_batch(
-    operands: Sequence[Any], results: Sequence[torch.Tensor], given: Mapping[str, Any]
-) -> None:
-    x, scale, shift, *running = operands
-    variance, mean = _over_batch(x)
-    rest = mean, variance, False, 0.0, given["epsilon"]
-    results[0].copy_(torch.native_batch_norm(x, scale, shift, *rest)[0])
-    kept = given["momentum"]
-    for result, before, now in zip(results[1:], running, (mean, variance), strict=False):
-        result.copy_(before * kept + now * (1 - kept))
-
-
 def _batch_gradient(call: TensorCall) -> Sequence[Thunk] | None:
-    x = call.operands[1]
-    if not call.is_floating or x is None or x.ndim < 2:
+    gradient, x, scale, *given = call.operands
+    if x.ndim < 2:
         return None
-    return (partial(_put_batch_gradient, call.operands, call.results, call.attributes["epsilon"]),)
 
+    def put() -> None:
+        mean, variance = given if len(given) == 2 else (None, None)
+        if mean is None or variance is None:
+            variance, mean = _over_batch(x)
+        inverse = torch.rsqrt(variance + call.attributes["epsilon"])
+        rest = None, None, mean, inverse, True, call.attributes["epsilon"], [True] * 3
+        function = _ATEN.native_batch_norm_backward
+        copy_results(partial(function, gradient, x, scale, *rest), call.results)
 
-def _put_batch_gradient(
-    operands: Sequence[Any], results: Sequence[torch.Tensor], epsilon: float
-) -> None:
-    gradient, x, scale, *given = operands
-    mean, variance = given if len(given) == 2 and given[0] is not None else (None, None)
-    if mean is None or variance is None:
-        variance, mean = _over_batch(x)
-    rest = mean, torch.rsqrt(variance + epsilon), True, epsilon, [True] * 3
-    function = torch.ops.aten.native_batch_norm_backward
-    copy_results(partial(function, gradient, x, scale, None, None, *rest), results)
+    return (put,)
 
 
 def _group(call: TensorCall) -> Sequence[Thunk] | None:
     x, scale, shift = call.operands
-    if not call.is_floating or x is None or x.ndim < 3:
+    if x.ndim < 3:
         return None
     groups = call.attributes.get("num_groups", x.shape[1])
     function = partial(torch.group_norm, x, groups, scale, shift, call.attributes["epsilon"])
@@ -493,7 +467,7 @@ def _group(call: TensorCall) -> Sequence[Thunk] | None:
 
 def _root_mean_square(call: TensorCall) -> Sequence[Thunk] | None:
     (x, scale), given = call.operands, call.attributes
-    if not call.is_floating or x is None or scale is None or len(call.results) > 1:
+    if len(call.results) > 1:
         return None
     shape = x.shape[given["axis"] % x.ndim :]
     if scale.shape != shape:
@@ -503,8 +477,6 @@ def _root_mean_square(call: TensorCall) -> Sequence[Thunk] | None:
 
 
 def _hard_sigmoid(call: TensorCall) -> Sequence[Thunk] | None:
-    if not call.is_floating:
-        return None
     x, out, given = call.operands[0], call.results[0], call.attributes
     return (
         partial(torch.mul, x, given["alpha"], out=out), partial(out.add_, given["beta"]),
@@ -513,17 +485,15 @@ def _hard_sigmoid(call: TensorCall) -> Sequence[Thunk] | None:
 
 
 def _hard_swish(call: TensorCall) -> Sequence[Thunk] | None:
-    if not call.is_floating:
-        return None
     x, out = call.operands[0], call.results[0]
     # PyTorch's own multiplies by x before it divides by 6: from 6e37 on its results are infinite.
     return partial(_ATEN.hardsigmoid.out, x, out=out), partial(torch.mul, x, out, out=out)
 
 
-def _windows(call: TensorCall, x: torch.Tensor | None) -> Any:
+def _windows(call: TensorCall, x: torch.Tensor) -> Any:
     """Return kernel, strides, pads and dilations of a pooling; None if PyTorch has none such."""
     given = call.attributes
-    if x is None or x.ndim != 4 or not call.is_floating:
+    if x.ndim != 4:
         return None
     windows = pool_windows(given, tuple(x.shape[2:]))
     few = all(2 * pad <= size for pad, size in zip(windows.begin, windows.kernel, strict=True))
@@ -540,7 +510,7 @@ def _max_pool(call: TensorCall) -> Sequence[Thunk] | None:
         return None
     out = call.results[0]
     indices = torch.empty(out.shape, dtype=torch.int64, device=out.device)
-    function = torch.ops.aten.max_pool2d_with_indices.out
+    function = _ATEN.max_pool2d_with_indices.out
     return (partial(function, x, *sizes, False, out=out, indices=indices),)
 
 
@@ -549,13 +519,13 @@ def _max_pool_gradient(call: TensorCall) -> Sequence[Thunk] | None:
     sizes = _windows(call, x)
     if sizes is None:
         return None
-    return (partial(_put_pool_gradient, gradient, x, (*sizes, False), call.results[0]),)
 
+    def put() -> None:
+        indices = _ATEN.max_pool2d_with_indices(x, *sizes, False)[1]
+        function = _ATEN.max_pool2d_with_indices_backward.grad_input
+        function(gradient, x, *sizes, False, indices, grad_input=call.results[0])
 
-def _put_pool_gradient(gradient: Any, x: Any, sizes: Any, out: torch.Tensor) -> None:
-    aten = torch.ops.aten
-    indices = aten.max_pool2d_with_indices(x, *sizes)[1]
-    aten.max_pool2d_with_indices_backward.grad_input(gradient, x, *sizes, indices, grad_input=out)
+    return (put,)
 
 
 def _average_pool(call: TensorCall) -> Sequence[Thunk] | None:
@@ -563,25 +533,23 @@ def _average_pool(call: TensorCall) -> Sequence[Thunk] | None:
     if sizes is None or max(sizes[3]) > 1:
         return None
     counts = bool(call.attributes["count_include_pad"])
-    function = torch.ops.aten.avg_pool2d.out
+    function = _ATEN.avg_pool2d.out
     return (partial(function, x, *sizes[:3], False, counts, out=call.results[0]),)
 
 
 def _mean_of_places(call: TensorCall) -> Sequence[Thunk] | None:
     x = call.operands[0]
-    if x is None or not call.is_floating or x.ndim < 3:
+    if x.ndim < 3:
         return None
     return (partial(torch.mean, x, tuple(range(2, x.ndim)), True, out=call.results[0]),)
 
 
 def _aten(kernel: Any) -> TensorKernel:
     def bind(call: TensorCall) -> Sequence[Thunk] | None:
-        if not call.is_floating:
-            return None
         steps: Sequence[Thunk] | None = kernel(call.operands, call.results, call.attributes)
         return steps
 
-    return bind
+    return _floating(bind)
 
 
 #: Operators that a card may compute in TF32.
@@ -610,79 +578,71 @@ def with_precision(precision: str, call: Thunk) -> None:
 
 #: Of the kernels that the executor `torch` has, those that read arrays of the host.
 _ON_HOST = {("", "Gemm"), ("", "MatMul"), ("stitch", "BatchNormalizationGradient")}
-_ATEN = torch.ops.aten
 #: Kernels by domain and operator.
 KERNELS: Mapping[tuple[str, str], TensorKernel] = {
     **{key: _aten(kernel) for key, kernel in ATEN_KERNELS.items() if key not in _ON_HOST},
-    **{("", op): _of(_is_floating, function) for op, function in {
-        "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,
-        "Atanh": torch.atanh,
-        "Abs": torch.abs, "Atan": torch.atan, "Ceil": torch.ceil,
-        "Cos": torch.cos, "Cosh": torch.cosh,
-        "Div": torch.div, "Exp": torch.exp, "Floor": torch.floor, "Log": torch.log,
-        "Neg": torch.neg, "Pow": torch.pow, "Round": torch.round,
-        "Sinh": torch.sinh, "Tan": torch.tan, "Reciprocal": torch.reciprocal,
-        "Sin": torch.sin, "Sqrt": torch.sqrt,
-    }.items()},
+    **{("", op): _floating(_of(getattr(torch, op.lower()))) for op in (
+        "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Div",
+        "Exp", "Floor", "Log", "Neg", "Pow", "Reciprocal", "Round", "Sin", "Sinh", "Sqrt", "Tan",
+    )},
     **{("", op): _wrapping(function) for op, function in {
         "Add": torch.add, "BitwiseAnd": torch.bitwise_and, "BitwiseNot": torch.bitwise_not,
         "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor, "Equal": torch.eq,
         "Mul": torch.mul, "Sub": torch.sub,
     }.items()},
-    **{("", op): _of(_is_ordered, function) for op, function in {
+    **{("", op): _ordered(_of(function)) for op, function in {
         "Greater": torch.gt, "GreaterOrEqual": torch.ge, "Less": torch.lt, "LessOrEqual": torch.le,
         "Max": torch.maximum, "Min": torch.minimum,
     }.items()},
-    **{("", op): _of(_is_any, function) for op, function in {
-        "And": torch.logical_and, "Not": torch.logical_not, "Or": torch.logical_or,
-        "Xor": torch.logical_xor,
-    }.items()},
+    **{("", op): _of(getattr(torch, f"logical_{op.lower()}"))
+       for op in ("And", "Not", "Or", "Xor")},
     **{("", op): _reduction(function) for op, function in {
         "ReduceMax": torch.amax, "ReduceMean": torch.mean, "ReduceMin": torch.amin,
-        "ReduceSum": torch.sum, "ReduceL1": partial(_norm, 1), "ReduceL2": partial(_norm, 2),
+        "ReduceSum": torch.sum, "ReduceL1": partial(torch.linalg.vector_norm, ord=1),
+        "ReduceL2": torch.linalg.vector_norm,
         "ReduceLogSumExp": torch.logsumexp,
     }.items()},
     **{("", op): _reshape for op in sorted(RESHAPING)},
     ("", "ArgMax"): _extreme_index(torch.argmax),
     ("", "ArgMin"): _extreme_index(torch.argmin),
-    ("", "AveragePool"): _average_pool,
-    ("", "BatchNormalization"): _batch_normalization,
+    ("", "AveragePool"): _floating(_average_pool),
+    ("", "BatchNormalization"): _floating(_batch_normalization),
     ("", "BitShift"): _shift,
     ("", "Cast"): _cast,
     ("", "Clip"): _clip,
     ("", "Concat"): _concat,
     ("", "CumSum"): _running_sum,
-    ("", "Elu"): _of(_is_floating, _ATEN.elu.out, "alpha"),
+    ("", "Elu"): _floating(_of(_ATEN.elu.out, "alpha")),
     ("", "Expand"): _expand,
     ("", "Gather"): _gather,
     ("", "GatherElements"): _gather_elements,
     ("", "GatherND"): _gather_rows,
-    ("", "Gemm"): _gemm,
-    ("", "GlobalAveragePool"): _mean_of_places,
-    ("", "GroupNormalization"): _group,
-    ("", "HardSigmoid"): _hard_sigmoid,
-    ("", "HardSwish"): _hard_swish,
-    ("", "InstanceNormalization"): _group,
+    ("", "Gemm"): _floating(_gemm),
+    ("", "GlobalAveragePool"): _floating(_mean_of_places),
+    ("", "GroupNormalization"): _floating(_group),
+    ("", "HardSigmoid"): _floating(_hard_sigmoid),
+    ("", "HardSwish"): _floating(_hard_swish),
+    ("", "InstanceNormalization"): _floating(_group),
     ("", "IsNaN"): _is_nan,
-    ("", "LeakyRelu"): _of(_is_floating, _ATEN.leaky_relu.out, "alpha"),
-    ("", "MatMul"): _matmul,
-    ("", "MaxPool"): _max_pool,
-    ("", "Mish"): _of(_is_floating, _ATEN.mish.out),
+    ("", "LeakyRelu"): _floating(_of(_ATEN.leaky_relu.out, "alpha")),
+    ("", "MatMul"): _floating(_matmul),
+    ("", "MaxPool"): _floating(_max_pool),
+    ("", "Mish"): _floating(_of(_ATEN.mish.out)),
     ("", "Pad"): _pad,
-    ("", "RMSNormalization"): _root_mean_square,
-    ("", "Relu"): _relu,
+    ("", "RMSNormalization"): _floating(_root_mean_square),
+    ("", "Relu"): _of(partial(torch.clamp_min, min=0)),
     ("", "ScatterElements"): _scatter_elements,
     ("", "ScatterND"): _scatter_rows,
-    ("", "Sign"): _sign,
-    ("", "Selu"): _of(_is_floating, _ATEN.elu.out, "alpha", "gamma"),
+    ("", "Sign"): _floating(_sign),
+    ("", "Selu"): _floating(_of(_ATEN.elu.out, "alpha", "gamma")),
     ("", "Slice"): _slice,
     ("", "Split"): _moved("Split"),
     ("", "TopK"): _top,
     ("", "Transpose"): _moved("Transpose"),
     ("", "Trilu"): _triangle,
     ("", "Where"): _where,
-    ("stitch", "BatchNormalizationGradient"): _batch_gradient,
-    ("stitch", "MaxPoolGradient"): _max_pool_gradient,
+    ("stitch", "BatchNormalizationGradient"): _floating(_batch_gradient),
+    ("stitch", "MaxPoolGradient"): _floating(_max_pool_gradient),
     ("stitch", "Window"): _window,
 }  # fmt: skip
 #: Operators whose result may lie in an operand's place.

@@ -142,14 +142,8 @@ def traced(
 ) -> Sequence[torch.Tensor]:  # fmt: skip
     """Return the results of an operation as new tensors, rounded as they are stored.
 
-    Args:
-        operation, attributes: The operation.
-        operands: Tensors of the compute types; None: absent.
-        values: All values of its program.
-        known: Constants.
-
-    Raises:
-        LookupError: It has no kernel that suits.
+    `operands` have the compute types; None: absent. Raises `LookupError` without a kernel that
+    suits.
     """
     arrays = [known.get(v) for v in operation.inputs]
     x = operands[0]
@@ -176,11 +170,8 @@ def _cannot_flag(indices: torch.Tensor, size: int) -> list[Thunk]:
 
 def _rounded(tensor: torch.Tensor, value: Value) -> torch.Tensor:
     """Return a result as its readers see it: in its own type, and in the type that is stored."""
-    layout = value.layout
-    for kind in (
-        value.type.data_type,
-        value.type.data_type if layout is None else layout.data_type,
-    ):
+    stored = value.type if value.layout is None else value.layout
+    for kind in (value.type.data_type, stored.data_type):
         tensor = tensor.to(TORCH_TYPES[kind]).to(tensor.dtype)
     return tensor
 
@@ -189,9 +180,7 @@ def _rounded(tensor: torch.Tensor, value: Value) -> torch.Tensor:
 class FunctionWriter(KernelWriter):
     """Collects what a function of consecutive operations reads and writes, and compiles it.
 
-    Attributes:
-        precision: Of products, see `with_precision`.
-        compiled: Functions compiled before, by operations and by where tensors are in memory.
+    `compiled` has the functions before, by operations and by where tensors are in memory.
     """
 
     precision: str = "ieee"
@@ -213,11 +202,6 @@ class FunctionWriter(KernelWriter):
         return not self.reads(target)
 
     def launch(self) -> Launch:
-        """Return the call of the function, compiled now.
-
-        Raises:
-            RuntimeError: Inductor cannot compile it.
-        """
         tensors = [*self.loads, *(target for _, target in self.stores)]
         key = tuple(self.makers), tuple(name for name, _ in self.stores), *map(_place, tensors)
         if key not in self.compiled:

@@ -118,15 +118,9 @@ def unroll(
             for state in range(many)
         ]  # fmt: skip
         written = [*after, *given]
-        inside = (
-            shared_numbers
-            | known_states
-            | {
-                many + i: whole_numbers[many + i][row]
-                for i, row in enumerate(rows_taken)
-                if many + i in whole_numbers
-            }
-        )
+        taken = {many + i: row for i, row in enumerate(rows_taken)}
+        elements_known = {i: whole_numbers[i][taken[i]] for i in taken.keys() & whole_numbers}
+        inside = shared_numbers | known_states | elements_known
         bound, found = bind([*states, *elements, *shared], inside, written)
         known_states = {i: array for i, array in found.items() if i < many}
         steps += bound

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -26,9 +26,7 @@ from stitch.program import (
     ABSENT,
     Array,
     DataType,
-    InputSlot,
     Operation,
-    OutputSlot,
     Program,
     ScanForm,
     is_scan,
@@ -75,7 +73,7 @@ from stitch.runtime.executors.tensor_loops import (
     fewest_steps,
     unroll,
 )
-from stitch.runtime.executors.torch_bytes import TORCH_TYPES, as_tensor
+from stitch.runtime.executors.torch_bytes import TORCH_TYPES, as_tensor, uploaded
 from stitch.runtime.executors.triton_kernels import KernelWriter, can_run, runs_of, share_bytes
 from stitch.runtime.executors.triton_tiles import TileWriter, tile_runs
 
@@ -119,8 +117,10 @@ class PreparedTensors(PreparedProgram):
             joined = {i for first, end in self.runs.items() for i in range(first, end)}
             self.runs |= runs_of(program.operations, program.values, apart | joined)
         self._inside: dict[int, PreparedTensors] = {}
-        self._constants: dict[int, torch.Tensor] = {}
-        self._parts: dict[int, tuple[PartOfProgram, PreparedProgram]] = {}
+        #: A constant in its compute type on the device, beside its place.
+        self.constant = cache(self._constant)
+        #: An operation as a program of its own, and NumPy's kernels of it.
+        self.part = cache(self._part)
 
     def writer_at(self, first: int) -> Callable[..., KernelWriter]:
         """Return what writes the kernels of the operations from this one on."""
@@ -142,14 +142,8 @@ class PreparedTensors(PreparedProgram):
         """Return a key of the values that a kernel computes together: one of Triton has a shape."""
         return None if self.inductor else self.program.values[value].type.shape
 
-    def constant(self, value: int) -> torch.Tensor:
-        """Return a constant in its compute type on the device, beside its place."""
-        found = self._constants.get(value)
-        if found is None:
-            kind = self.program.values[value].type.data_type
-            array = np.array(self.whole.data[value].astype(kind.compute_dtype))
-            found = self._constants[value] = torch.from_numpy(array).to(self.device)
-        return found
+    def _constant(self, value: int) -> torch.Tensor:
+        return uploaded(self.whole.data[value], self.program.values[value], self.device)
 
     @property
     def nbytes(self) -> int:
@@ -178,35 +172,30 @@ class PreparedTensors(PreparedProgram):
         """Bind a round of a loop, of which this is the body; raises `LeftToHost`."""
 
         # Slots are named by the numbers of their operands.
-        def numbered(slots: Sequence[InputSlot | OutputSlot]) -> list[tuple[int, int]]:
-            return [(int(slot.name.split()[1]), slot.value) for slot in slots]
+        takes, gives = (
+            {int(slot.name.split()[1]): slot.value for slot in slots}
+            for slots in (self.program.inputs, self.program.outputs)
+        )
 
-        def regions(slots: Sequence[Any], tensors: Sequence[torch.Tensor | None]) -> Any:
-            found = [tensors[number] for number, _ in numbered(slots)]
+        def regions(tensors: Sequence[torch.Tensor | None], numbers: Iterable[int]) -> Any:
+            found = [tensors[number] for number in numbers]
             return tuple([t.reshape(-1).view(torch.uint8) for t in found if t is not None])
 
         self.pool.restart()
-        program = self.program
+        scratch = self.pool.take((self.program.scratch.size_per_bank,), torch.uint8)
         binding = _TensorBinding(
-            self, regions(program.inputs, operands), regions(program.outputs, results),
-            self.pool.take((program.scratch.size_per_bank,), torch.uint8),
-            is_observed=False, is_round=True,
+            self, regions(operands, takes), regions(results, gives), scratch, is_observed=False,
+            is_round=True,
         )  # fmt: skip
-        binding.known |= {v: known[i] for i, v in numbered(program.inputs) if i in known}
+        binding.known |= {v: known[i] for i, v in takes.items() if i in known}
         steps, after = binding.bound().steps, binding.known
-        return steps, {i: after[v] for i, v in numbered(program.outputs) if v in after}
+        return steps, {i: after[v] for i, v in gives.items() if v in after}
 
-    def part(self, index: int) -> tuple[PartOfProgram, PreparedProgram]:
-        """Return an operation as a program of its own, and NumPy's kernels of it."""
-        found = self._parts.get(index)
-        if found is None:
-            held = [v for v in self.program.operations[index].outputs if v != ABSENT]
-            part = PartOfProgram(self.whole, (index,), held)
-            prepared = NumpyExecutor().prepare(
-                part.program_of_part(), self.machine, self.workspace
-            )  # fmt: skip
-            found = self._parts[index] = part, prepared
-        return found
+    def _part(self, index: int) -> tuple[PartOfProgram, PreparedProgram]:
+        held = [v for v in self.program.operations[index].outputs if v != ABSENT]
+        part = PartOfProgram(self.whole, (index,), held)
+        program = part.program_of_part()
+        return part, NumpyExecutor().prepare(program, self.machine, self.workspace)
 
     def bind(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], scratch: Any) -> BoundProgram:
         """Bind it; regions are tensors, or arrays of the host."""
@@ -439,9 +428,7 @@ class _TensorBinding:
             raise LeftToHost from error  # The host raises it in a run.
         for value, array in zip(operation.outputs, arrays, strict=True):
             self.known[value] = array
-            kind = self.values[value].type.data_type
-            uploaded = torch.from_numpy(np.array(array.astype(kind.compute_dtype)))
-            self.tensors[value] = uploaded.to(self.prepared.device)
+            self.tensors[value] = uploaded(array, self.values[value], self.prepared.device)
             if value in self.regions:
                 self.steps.append(Launch(self._place(value).copy_, self.tensors[value]))
                 self._write(value)
@@ -453,9 +440,7 @@ class _TensorBinding:
         for index in span:
             operation = self.program.operations[index]
             is_apart = makers.keys().isdisjoint(operation.inputs)
-            if span.start in self.prepared.tiles:
-                # Within it, a kernel loads values in their own types.
-                is_apart &= any(self._is_read_after(v, span) for v in operation.outputs)
+            is_apart &= any(self._is_read_after(v, span) for v in operation.outputs)
             if not self._fold(operation) and not (is_apart and self._is_view(index, operation)):
                 made = operation, self.prepared.attributes[index]
                 makers |= {v: made for v in operation.outputs if v != ABSENT}
@@ -566,12 +551,8 @@ class _TensorBinding:
         for value in operation.inputs:
             if value != ABSENT and not takes_strides(operation, self._tensor(value)):
                 self._move(index, value)
-        steps: Sequence[Thunk] | None
-        if is_scan(operation):
-            steps = self._unrolled(index, operation, places)
-        else:
-            operands = [None if v == ABSENT else self._tensor(v) for v in operation.inputs]
-            steps = self._kernel(index, operation, operands, [*places.values()])
+        bind = self._unrolled if is_scan(operation) else self._kernel
+        steps = bind(index, operation, places)
         self.steps += self._by_numpy(index, places) if steps is None else steps
 
     def _attend(self, one: Attention, out: torch.Tensor) -> None:
@@ -657,11 +638,11 @@ class _TensorBinding:
     # -- kernels -----------------------------------------------------------------------------------
 
     def _kernel(
-        self, index: int, operation: Operation, operands: list[torch.Tensor | None],
-        results: list[torch.Tensor],
-    ) -> Sequence[Thunk] | None:  # fmt: skip
+        self, index: int, operation: Operation, places: Mapping[int, torch.Tensor]
+    ) -> Sequence[Thunk] | None:
         """Return the steps of PyTorch's kernel; None if there is none that suits."""
-        kernel = KERNELS.get((operation.domain, operation.op))
+        operands = [None if v == ABSENT else self._tensor(v) for v in operation.inputs]
+        kernel, results = KERNELS.get((operation.domain, operation.op)), [*places.values()]
         tensors = [t for t in (*operands, *results) if t is not None]
         if kernel is None or ABSENT in operation.outputs or not all(t.numel() for t in tensors):
             return None
@@ -679,9 +660,8 @@ class _TensorBinding:
         if (operation.domain, operation.op) in PRODUCTS:
             steps = [partial(with_precision, self.prepared.precision, step) for step in steps]
         pairs = zip(results, beside, strict=True)
-        copies = [partial(a.copy_, b) for a, b in pairs if a is not b]
-        launches: list[Thunk] = [*steps, *copies]
-        return [Launch(launch) for launch in launches]
+        copies = [Launch(a.copy_, b) for a, b in pairs if a is not b]
+        return [*map(Launch, steps), *copies]
 
     def _unrolled(
         self, index: int, operation: Operation, places: Mapping[int, torch.Tensor]
@@ -699,16 +679,12 @@ class _TensorBinding:
                 for i, v in enumerate(operation.inputs)
             ]
             results = []
-            for i, (value, kind) in enumerate(
-                zip(operation.outputs, body.output_types, strict=True)
-            ):
+            for i, value in enumerate(operation.outputs):
+                kind, result = body.output_types[i], places.get(value)
                 shape = kind.shape if i < form.states else (form.count, *kind.shape)
-                result, dtype = places.get(value), _torch_type(kind.data_type)
-                if (
-                    result is None
-                    or result.dtype is not dtype
-                    or any(t is not None and share_bytes(t, result) for t in operands)
-                ):
+                dtype, read = _torch_type(kind.data_type), [t for t in operands if t is not None]
+                is_free = result is not None and not any(share_bytes(t, result) for t in read)
+                if result is None or not is_free or result.dtype is not dtype:
                     beside = self.prepared.pool.take(shape, dtype)
                     after += [Launch(result.copy_, beside)] if result is not None else []
                     result = beside

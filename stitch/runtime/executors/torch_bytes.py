@@ -17,7 +17,7 @@ import torch
 
 from stitch.errors import OutOfMemoryError, UsageError
 from stitch.memory import Call, MappedBytes, SpaceBytes
-from stitch.program import Array, DataType, Space, TensorDesc
+from stitch.program import Array, DataType, Space, TensorDesc, Value
 from stitch.runtime.executors.cuda_graphs import Graphs, Launch, entry
 from stitch.runtime.executors.index_faults import IndexFaults
 
@@ -175,3 +175,9 @@ def as_tensor(region: Any) -> torch.Tensor:
         # Read-only arrays are sources, which are never written.
         warnings.simplefilter("ignore")
         return torch.from_numpy(region)
+
+
+def uploaded(array: Array, value: Value, device: torch.device) -> torch.Tensor:
+    """Return an array of a value on a device, in the value's compute type."""
+    data = np.array(array.astype(value.type.data_type.compute_dtype))
+    return torch.from_numpy(data).to(device)

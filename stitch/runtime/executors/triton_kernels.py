@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from stitch.runtime.executors.cuda_kernels import VIEWS, views_of
 FUNCTIONS: Mapping[str, str] = {
     "Abs": "tl.abs({0})", "Add": "{0} + {1}", "Ceil": "tl.ceil({0})", "Cos": "tl.cos({0})",
     "Div": "tl.math.div_rn({0}, {1})", "Erf": "tl.math.erf({0})", "Exp": "tl.exp({0})",
-    "Floor": "tl.floor({0})", "Identity": "{0}", "Log": "tl.log({0})",
+    "Floor": "tl.floor({0})", "Log": "tl.log({0})",
     "Max": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "Min": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "Mul": "{0} * {1}", "Neg": "-1.0 * {0}", "Reciprocal": "tl.math.div_rn(1.0, {0})",
@@ -42,11 +43,9 @@ COMPARISONS: Mapping[str, str] = {
     "Less": "{0} < {1}", "LessOrEqual": "{0} <= {1}",
 }  # fmt: skip
 LOGIC: Mapping[str, str] = {
-    "And": "{0} & {1}",
-    "Not": "{0} == 0",
-    "Or": "{0} | {1}",
-    "Xor": "{0} ^ {1}",
-}
+    "And": "{0} & {1}", "Not": "{0} == 0", "Or": "{0} | {1}", "Xor": "{0} ^ {1}",
+}  # fmt: skip
+SELECTION = {"Where": "tl.where({0}, {1}, {2})"}
 #: Those that only move elements.
 MOVES = frozenset(op for _, op in VIEWS) | {"Expand"}
 TYPES: Mapping[DataType, str] = {
@@ -118,18 +117,15 @@ def is_member(operation: Operation, values: Sequence[Value]) -> bool:
         return False
     kinds = [values[v].type.data_type is DataType.BOOL for v in operation.inputs if v != ABSENT]
     match operation.op:
-        case "Cast":
-            return True
         case "Where":
             return kinds[0] and kinds[1] is kinds[2]
-        case "Clip":
-            return not any(kinds)
         case "Max" | "Min" if len(kinds) != 2:
             return False
         case op if op in LOGIC:
             return all(kinds)
-    known = operation.op in FUNCTIONS or operation.op in COMPARISONS
-    return moves or operation.op == "Identity" or (known and not any(kinds))
+        case op if op in FUNCTIONS or op in COMPARISONS or op == "Clip":
+            return not any(kinds)
+    return moves or operation.op == "Cast"
 
 
 def runs_of(
@@ -137,17 +133,26 @@ def runs_of(
 ) -> dict[int, int]:
     """Return the consecutive operations that one kernel or a few compute, first to end; not
     those `apart`."""
-    runs: dict[int, int] = {}
-    first = 0
-    for index in range(len(operations) + 1):
-        joins = index < len(operations) and index not in apart
-        joins = joins and is_member(operations[index], values)
-        if joins and index - first < MOST_OPERATIONS:
-            continue
-        if index - first > 1 and any(o.op not in MOVES for o in operations[first:index]):
-            runs[first] = index
-        first = index if joins else index + 1
-    return runs
+    return runs(
+        operations,
+        lambda index: index not in apart and is_member(operations[index], values),
+        lambda some: len(some) > 1 and any(o.op not in MOVES for o in some),
+    )
+
+
+def runs(
+    operations: Sequence[Operation], joins: Callable[[int], bool],
+    is_worth: Callable[[Sequence[Operation]], bool],
+) -> dict[int, int]:  # fmt: skip
+    """Return the consecutive operations that join, first to end, where they are worth a kernel."""
+    found: dict[int, int] = {}
+    for has_joined, group in groupby(range(len(operations)), joins):
+        numbers = [*group] if has_joined else []
+        for first in numbers[::MOST_OPERATIONS]:
+            end = min(first + MOST_OPERATIONS, numbers[-1] + 1)
+            if is_worth(operations[first:end]):
+                found[first] = end
+    return found
 
 
 @dataclass
@@ -237,18 +242,13 @@ class KernelWriter:
             if kind is DataType.BOOL:
                 return names[0] if of_condition else f"{names[0]} != 0.0"
             return f"{names[0]}.to(tl.float32)" if of_condition else names[0]
-        if op == "Where":
-            return "tl.where({}, {}, {})".format(*names)
         if op == "Clip":
-            bounds, rest = {}, list(names[1:])
+            text, *bounds = names
             for function, operand in zip(("Max", "Min"), operation.inputs[1:], strict=False):
                 if operand != ABSENT:
-                    bounds[function] = rest.pop(0)
-            text = names[0]
-            for function, bound in bounds.items():
-                text = FUNCTIONS[function].format(text, bound)
+                    text = FUNCTIONS[function].format(text, bounds.pop(0))
             return text
-        return {**FUNCTIONS, **COMPARISONS, **LOGIC}[op].format(*names)
+        return {**FUNCTIONS, **COMPARISONS, **LOGIC, **SELECTION}[op].format(*names)
 
     def reads(self, target: torch.Tensor) -> bool:
         """Whether a tensor shares bytes with what the kernel loads."""
@@ -323,19 +323,19 @@ def merged_axes(
     >>> merged_axes((2, 1, 3, 4), [(12, 12, 4, 1), (0, 0, 4, 1)])
     ([2, 12], [[12, 1], [0, 1]])
     """
-    axes = [axis for axis, size in enumerate(shape) if size > 1]
     sizes, found = list[int](), [list[int]() for _ in strides]
-    for axis in axes:
-        if sizes and all(
-            kept[-1] == each[axis] * shape[axis] for kept, each in zip(found, strides, strict=True)
-        ):
-            sizes[-1] *= shape[axis]
-            for kept, each in zip(found, strides, strict=True):
-                kept[-1] = each[axis]
+    for axis, size in enumerate(shape):
+        now = [each[axis] for each in strides]
+        if size == 1:
             continue
-        sizes.append(shape[axis])
-        for kept, each in zip(found, strides, strict=True):
-            kept.append(each[axis])
+        if sizes and all(kept[-1] == n * size for kept, n in zip(found, now, strict=True)):
+            sizes[-1] *= size
+            for kept in found:
+                kept.pop()
+        else:
+            sizes.append(size)
+        for kept, n in zip(found, now, strict=True):
+            kept.append(n)
     return sizes, found
 
 
@@ -351,10 +351,7 @@ def offset_text(shape: Sequence[int], strides: Sequence[int]) -> str:
         if axis:
             index = f"{index} % {shape[axis]}"
         if strides[axis]:
-            terms.append(index if strides[axis] == 1 else f"{_bracketed(index)} * {strides[axis]}")
+            bracketed = f"({index})" if " % " in index else index
+            terms.append(index if strides[axis] == 1 else f"{bracketed} * {strides[axis]}")
         inner *= shape[axis]
     return " + ".join(reversed(terms)) or "i * 0"
-
-
-def _bracketed(index: str) -> str:
-    return f"({index})" if " % " in index else index

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from stitch.ops import attributes_of
 from stitch.program import ABSENT, Array, Body, DataType, Operation, Program, ScanForm, is_scan
 from stitch.runtime.executors.cuda_graphs import Launch
+from stitch.runtime.executors.torch_bytes import uploaded
 from stitch.runtime.executors.triton_kernels import (
     HEADER,
     MOST_LINES,
@@ -35,6 +35,7 @@ from stitch.runtime.executors.triton_kernels import (
     is_member,
     merged_axes,
     offset_text,
+    runs,
     share_bytes,
 )
 
@@ -80,29 +81,25 @@ def tile_runs(
     They are products with what is elementwise around them in a round of a loop, or a fold with what
     its sequences are computed of and what is computed of its result; none of them is `apart`.
     """
-    operations, runs, index = program.operations, dict[int, int](), 0
-    while index < len(operations):
-        span = range(index, index)
-        if in_round:
-            span = _products(program, index, apart)
-        elif index not in apart and _is_fold(program, operations[index]):
-            span = _around(program, known, index, apart, max(runs.values(), default=0))
-        if span:
-            runs[span.start] = span.stop
-        index = max(index + 1, span.stop)
-    return runs
+    operations = program.operations
+    if in_round:
 
+        def joins(index: int) -> bool:
+            one = operations[index]
+            is_product = _is_product(program, one, MOST_TERMS)
+            return index not in apart and (is_product or is_member(one, program.values))
 
-def _products(program: Program, first: int, apart: Container[int]) -> range:
-    """Return operations of which some are products and some elementwise; empty: there are none."""
-    operations, end = program.operations, first
-    while end < len(operations) and end not in apart and end - first < MOST_OPERATIONS:
-        one = operations[end]
-        if not is_member(one, program.values) and not _is_product(program, one, MOST_TERMS):
-            break
-        end += 1
-    ops = {o.op for o in operations[first:end]}
-    return range(first, end if "MatMul" in ops and ops - {"MatMul"} - MOVES else first)
+        def has_both(some: Sequence[Operation]) -> bool:
+            ops = {operation.op for operation in some}
+            return "MatMul" in ops and bool(ops - {"MatMul"} - MOVES)
+
+        return runs(operations, joins, has_both)
+    found = dict[int, int]()
+    for index, operation in enumerate(operations):
+        if index not in apart and _is_fold(program, operation):
+            span = _around(program, known, index, apart, max(found.values(), default=0))
+            found[span.start] = span.stop
+    return found
 
 
 def _is_product(program: Any, operation: Operation, most: Mapping[DataType, int]) -> bool:
@@ -300,8 +297,7 @@ class TileWriter(KernelWriter):
 
     def _element_of(self, view: View) -> View:
         """Return the part of a view that takes a round's element."""
-        steps = [s for s in view if isinstance(s, int) and self.makers[s][0].op == ELEMENT]
-        return tuple(steps)
+        return tuple([s for s in view if isinstance(s, int) and self.makers[s][0].op == ELEMENT])
 
     def _columns(self, width: int) -> str:
         """Return the variable that numbers the columns of a tile."""
@@ -417,24 +413,22 @@ class TileWriter(KernelWriter):
         kinds = [self.values[v].type.data_type for v in (*operation.inputs, *operation.outputs)]
         return kinds[0] in NARROWED and kinds[1] is DataType.FLOAT32
 
-    def _is_here(self, value: int) -> bool:
-        return value in self.makers or value in self._states
-
     def _product(self, operation: Operation, value: int, view: View) -> str:
         one, other = operation.inputs
+        here = self.makers.keys() | self._states.keys()
         *batch, many, columns = self._shape(value)
         terms, rows = self._shape(one)[-1], self._place(value, view)
         left_source, left_view = self._source_of(one, (*batch, many, terms))
         source, right_view = self._source_of(other, (*batch, terms, columns))
         kinds = {self.values[v].type.data_type for v in (left_source, source)}
         kind = NARROWED[kinds.pop()] if len(kinds) == 1 else NARROWED[DataType.FLOAT32]
-        if self._is_here(source) or rows.width == 1:
+        if source in here or rows.width == 1:
             raise RuntimeError("the right operand of a product is computed here, or one column")
         column, size = self._columns(rows.width), _padded(terms)
         if self._split or kind == NARROWED[DataType.FLOAT32]:
             self._most_rows = FEW_ROWS  # More are too many registers.
         right = self._strided(self._source(source), right_view)
-        if not self._is_here(left_source):
+        if left_source not in here:
             left = self._strided(self._source(left_source), left_view)
             size = min(size, TERMS)
             inner = [_times(f"(k + k{size}[None, :])", left[0].stride(-1))]
@@ -489,9 +483,7 @@ class TileWriter(KernelWriter):
         data = {at[c.value]: c.data for c in body.constants}
         self.makers, self.known = made, {**self.known, **data}
         for value, array in data.items():
-            kind = self.values[value].type.data_type
-            array = np.array(array.astype(kind.compute_dtype))
-            self._constants[value] = torch.from_numpy(array).to(self.device)
+            self._constants[value] = uploaded(array, self.values[value], self.device)
         sizes = list[int]()
         for number, value in enumerate(operation.inputs[: form.states]):
             *shape, width = self._shape(value)
