@@ -201,6 +201,21 @@ def test_an_interrupt_ends_a_compilation(
         assert traced
 
 
+def test_an_interrupt_does_not_end_the_import_of_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, imported = threading.Event(), threading.Event()
+
+    def import_for_long(name: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        goes_on.wait()
+        imported.set()
+
+    monkeypatch.setattr(inductor_functions, "import_module", import_for_long)
+    with pytest.raises(KeyboardInterrupt):
+        opened()
+    goes_on.set()
+    assert imported.wait(10)
+
+
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_a_missing_compiler_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")

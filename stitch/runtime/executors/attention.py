@@ -144,11 +144,8 @@ def _behind(finder: _Finder, index: int) -> Attention | None:
     kind = finder.type_of(scores)
     rank = len(kind.shape)
     is_fitting = kind.data_type in (DataType.FLOAT32, DataType.FLOAT64) and rank in (3, 4)
-    if (
-        not is_fitting
-        or 0 in kind.shape
-        or softmax.attributes.get("axis", -1) not in (-1, rank - 1)
-    ):
+    is_fitting &= 0 not in kind.shape and softmax.attributes.get("axis", -1) in (-1, rank - 1)
+    if not is_fitting:
         return None
     one = Attention(-1, -1, -1, kind.shape, operations=[index])
     hidden = _hidden_rows(finder, scores, weights)
@@ -161,15 +158,16 @@ def _behind(finder: _Finder, index: int) -> Attention | None:
         return None
     left, one.values = finder.operations[product].inputs
     shape = finder.type_of(one.values).shape
-    if left != weights or one.values == weights or not _fits(shape, kind.shape[:-2]):
+    is_fitting = left == weights != one.values and 0 not in shape
+    if not is_fitting or not _fits(shape, kind.shape[:-2]):
         return None
     one.operations.append(product)
     turned = finder.reader(finder.operations[product].outputs[0], "Transpose")
-    if turned is not None and 0 not in shape:
+    if turned is not None:
         one.operations.append(turned)
         order: Any = finder.operations[turned].attributes.get("perm") or range(rank)[::-1]
         one.order = tuple(order)
-    return one if 0 not in shape else None
+    return one
 
 
 def _hidden_rows(finder: _Finder, scores: int, weights: int) -> list[int]:
@@ -309,23 +307,20 @@ def attention_steps(
         out: The tensor of the result, transposed as `one.order` says.
     """
     steps: list[Thunk] = []
+    # The fused kernels take batches of heads only.
+    batched = (None,) * (4 - len(one.shape))
     both = (operands[0], operands[1].mT, operands[2])
-    query, keys, values = (x.expand(*one.shape[:-2], *x.shape[-2:]) for x in both)
-    if query.ndim == 3:
-        # The fused kernels take batches of heads only.
-        query, keys, values = (x.unsqueeze(0) for x in (query, keys, values))
-        mask = None if mask is None else mask.expand(one.shape).unsqueeze(0)
-    elif mask is not None:
-        mask = mask.expand(one.shape)
+    query, keys, values = (x.expand(*one.shape[:-2], *x.shape[-2:])[batched] for x in both)
+    mask = None if mask is None else mask.expand(one.shape)[batched]
     if keys.stride(-1) != 1:
         beside = torch.empty(keys.shape, dtype=keys.dtype, device=keys.device)
         steps.append(partial(beside.copy_, keys))
         keys = beside
-    function = partial(_attend(out.device), query, keys, values, mask, scale=one.scale)
+    attend = _on_processor if out.device.type == "cpu" else functional.scaled_dot_product_attention
+    function = partial(attend, query, keys, values, mask, scale=one.scale)
     if one.order:
         out = out.permute(tuple(np.argsort(one.order).tolist()))
-    out = out.unsqueeze(0) if len(one.shape) == 3 else out
-    return [*steps, partial(_write, out, function, rows)]
+    return [*steps, partial(_write, out[batched], function, rows)]
 
 
 def _write(out: torch.Tensor, function: Callable[[], Any], rows: torch.Tensor | None) -> None:
@@ -337,10 +332,6 @@ def _write(out: torch.Tensor, function: Callable[[], Any], rows: torch.Tensor | 
         out.copy_(result)
     else:
         torch.add(result, rows, out=out)
-
-
-def _attend(device: torch.device) -> Callable[..., Any]:
-    return _on_processor if device.type == "cpu" else functional.scaled_dot_product_attention
 
 
 def _on_processor(*operands: Any, scale: float) -> Any:

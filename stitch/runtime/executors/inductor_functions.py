@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from ctypes import c_ulong, py_object, pythonapi
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
@@ -49,10 +50,14 @@ Result = TypeVar("Result")
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise `UsageError` if inductor lacks the compiler that it needs for a device."""
+    """Import inductor; raise `UsageError` if it lacks the compiler that it needs for a device."""
     from torch.utils._triton import has_triton
 
     if has_triton() if device.type == "cuda" else shutil.which(os.environ.get("CXX", "g++")):
+        # In a thread that Ctrl-C does not end: half imported, packages cannot be imported again.
+        importing = Thread(target=_import_inductor)
+        importing.start()
+        importing.join()
         return
     needed, remedy = "a C++ compiler", "install g++, or name another compiler in CXX"
     if device.type == "cuda":
@@ -62,6 +67,11 @@ def check_compiler(device: torch.device) -> None:
         f"inductor cannot compile for {str(device)!r}", expected=needed, got="none found",
         remedy=f"{remedy}; or open the device without inductor, and PyTorch's kernels compute",
     )  # fmt: skip
+
+
+def _import_inductor() -> None:
+    with warnings.catch_warnings(action="ignore"):  # Of its own modules.
+        import_module("torch._inductor.compile_fx")
 
 
 def functions_of(
