@@ -321,7 +321,8 @@ def split(
     }  # fmt: skip
     if unknown:
         raise UsageError(f"split takes no {', '.join(sorted(unknown))}",
-                         remedy="compile each part for training by itself")  # fmt: skip
+                         expected="target, role, schedule, executor, math_fidelity, cache",
+                         remedy="pass the others to compile, of the whole module")  # fmt: skip
     graph = read_graph(opened(module), example_inputs, input_shapes, unroll)
     if name is not None:
         graph = replace(graph, name=name)

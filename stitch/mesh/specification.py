@@ -204,32 +204,33 @@ class MachineSpecification:
         )  # fmt: skip
 
 
-@takes(what=either(WHOLE, PATH, instance_of("a MachineSpecification", MachineSpecification)))
+@takes(devices=either(WHOLE, PATH, instance_of("a MachineSpecification", MachineSpecification)))
 def specification_of(
-    what: int | str | Path | MachineSpecification, machine: str | Path | Machine = "wormhole_n150"
+    devices: int | str | Path | MachineSpecification,
+    machine: str | Path | Machine = "wormhole_n150",
 ) -> MachineSpecification:
     """Return the specification of a number of devices (also as text), or of a file.
 
     Args:
-        what: As of `devices=` and `--devices`: 2, "2", "two.yaml", or a specification.
-        machine: The machine of each device, where `what` is a number.
+        devices: As of `devices=` and `--devices`: 2, "2", "two.yaml", or a specification.
+        machine: The machine of each device, where `devices` is a number.
 
     Raises:
         UsageError: An impossible number of devices, or no such machine.
         FormatError: The file is missing or malformed; lists all defects.
     """
-    if isinstance(what, MachineSpecification):
-        return what
-    if isinstance(what, str) and what.strip().lstrip("+-").isdecimal():
-        what = int(what)
-    if isinstance(what, str) and not Path(what).exists() and not Path(what).suffix:
+    if isinstance(devices, MachineSpecification):
+        return devices
+    if isinstance(devices, str) and devices.strip().lstrip("+-").isdecimal():
+        devices = int(devices)
+    if isinstance(devices, str) and not Path(devices).exists() and not Path(devices).suffix:
         raise UsageError(
-            f"there is no machine specification {what!r}", expected="a YAML file, or a number",
-            remedy=f"two devices of one machine: devices=2, machine={what!r}",
+            f"there is no machine specification {devices!r}", expected="a YAML file, or a number",
+            remedy=f"two devices of one machine: devices=2, machine={devices!r}",
         )  # fmt: skip
-    if isinstance(what, str | PathLike):
-        return MachineSpecification.from_yaml(what)
-    return MachineSpecification.of(what, machine)
+    if isinstance(devices, str | PathLike):
+        return MachineSpecification.from_yaml(devices)
+    return MachineSpecification.of(devices, machine)
 
 
 def link_defects(

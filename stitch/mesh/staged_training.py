@@ -113,9 +113,11 @@ class ParallelOptions:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1", got=str(getattr(self, name)))
         if self.micro_batches % self.replicas:
+            more = self.replicas * (self.micro_batches // self.replicas + 1)
             raise UsageError(
                 "each replica has the same number of micro-batches",
-                expected=f"a multiple of {self.replicas}", got=str(self.micro_batches),
+                expected=f"micro_batches as a multiple of {self.replicas}",
+                got=str(self.micro_batches), remedy=f"parallel={{'micro_batches': {more}, ...}}",
             )  # fmt: skip
         if (self.tensor > 1) != bool(self.divide):
             raise UsageError(

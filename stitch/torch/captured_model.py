@@ -72,15 +72,9 @@ def compile(
         options: Other options of `stitch.compile`, or of `torch.compile`.
     """
     if backend is not None:
-        own = {"algorithm": algorithm, "optimizer": optimizer, "loss": loss}
-        named = {name: value for name, value in own.items() if value not in (None, "none")}
-        if example is not None or named:
-            raise UsageError(
-                "with backend= this is torch.compile, which does not take these arguments",
-                got=", ".join((["example"] if example is not None else []) + [*named]),
-                remedy="pass options=dict(algorithm=..., optimizer=...) for the backend 'stitch', "
-                "or no backend=",
-            )
+        check_torch_arguments(
+            example=example, algorithm=algorithm, optimizer=optimizer, loss=loss, **options
+        )
         return torch.compile(module, backend=backend, **options)
     ready = example is not None and (optimizer is None or loss is not None)
     if not ready:
@@ -90,6 +84,19 @@ def compile(
     return compile_module(
         module, example or (), algorithm=algorithm, optimizer=optimizer, loss=loss, **options
     )
+
+
+def check_torch_arguments(**arguments: Any) -> None:
+    """Raise `UsageError` if arguments of torch.compile come with some of `stitch.compile`."""
+    own = ("example", "algorithm", "optimizer", "loss", "devices", "parallel")
+    named = [n for n in own if arguments.get(n) is not None and str(arguments[n]) != "none"]
+    if named:
+        raise UsageError(
+            "with backend= this is torch.compile, which does not take these arguments",
+            got=", ".join(named),
+            remedy="pass options=dict(algorithm=..., optimizer=...) for the backend 'stitch', "
+            "or no backend=",
+        )
 
 
 def capture(module: Any, **options: Any) -> CapturedModel:
@@ -403,8 +410,11 @@ class DividedModule(CapturedModel):
             awaited.check_steps()
         known = loss if self._loss is None else loss_of(self._loss)
         if loss.config() != known.config():
-            raise UsageError("the model was compiled with another loss",
-                             expected=repr(known), got=repr(loss))  # fmt: skip
+            raise UsageError(
+                "the model was compiled with another loss",
+                expected=repr(known), got=repr(loss),
+                remedy="compile the module again, after model.instance.close()",
+            )  # fmt: skip
         # A copy, because the caller may overwrite it before the passes run.
         running, label = self._instance, _copied(label)
         if running is None:
@@ -465,12 +475,16 @@ class DividedModule(CapturedModel):
         if not arrays["the labels"].ndim and loss.reduction == "mean":
             del lengths["the labels"]
         length = next(iter(lengths.values()), 0)
-        if len({*lengths.values()}) > 1 or not length or length % count:
+        differ = len({*lengths.values()}) > 1
+        if differ or not length or length % count:
             raise UsageError(
                 f"a batch is divided along its first axis into {count} micro-batches",
-                expected=f"a multiple of {count} examples in all arguments and labels",
+                expected="as many examples in all arguments as in the labels" if differ
+                else f"a multiple of {count} examples in all arguments and labels",
                 got=", ".join(f"{name}: {size}" for name, size in lengths.items()),
-                remedy="DataLoader(drop_last=True), or accumulation_steps=N (with parallel=: "
+                remedy="let the batch be the first axis of all of them: a module that returns "
+                "[batch, classes, ...] has labels [batch, ...]" if differ
+                else "DataLoader(drop_last=True), or accumulation_steps=N (with parallel=: "
                 "micro_batches) that divides it",
             )  # fmt: skip
         if self._running is not None and length != self._length:
@@ -493,6 +507,19 @@ class DividedModule(CapturedModel):
             )
             for k in range(count)
         ]  # fmt: skip
+
+    def as_json(self, *, weights: bool = True) -> str:
+        """Raise `UsageError`: torch saves the module and the optimizer."""
+        raise UsageError(
+            "a training on several devices is not written as JSON",
+            where=type(self.module).__name__,
+            remedy="torch.save((module.state_dict(), optimizer.state_dict()), path): both have the "
+            "values of the last step",
+        )
+
+    def dump(self, file: str | Path | IO[str], *, weights: bool = True) -> None:
+        """Raise `UsageError`, as `as_json`."""
+        self.as_json(weights=weights)
 
     def get_tensor(self, name: str, index: Any = ...) -> Array:
         """Return a tensor of the module, which has the values of the last step."""
@@ -639,7 +666,8 @@ _READ_BEFORE = frozenset({
 def _no_value_yet() -> UsageError:
     return UsageError(
         "this prediction has no value yet: the model is compiled with its first loss",
-        remedy="call loss_fn(pred, y) first, or compile(..., loss=loss_fn)",
+        remedy="call loss_fn(pred, y) with the prediction itself first: what changes it, such as a "
+        "reshape, belongs into the module's forward",
     )
 
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, ref
 from stitch.argument_kinds import PATH, WRITABLE, either, takes
 from stitch.errors import UsageError
 from stitch.program import Array
-from stitch.torch.captured_model import CapturedModel, capture
+from stitch.torch.captured_model import CapturedModel, capture, check_torch_arguments
 from stitch.torch.module_json import module_json, write_text
 from stitch.torch.shared_module import set_tensor_of, tensor_of, torch
 
@@ -36,6 +36,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
         `stitch.compile`. Without `loss`, a model with an optimizer takes it from the first
         `loss_fn(pred, y)`. With arguments of torch's `compile` (`backend=` ...), call that."""
         if arguments or _TORCH_ARGUMENTS & options.keys():
+            check_torch_arguments(algorithm=algorithm, optimizer=optimizer, loss=loss, **options)
             return super().compile(*arguments, **options)
         captured = capture(self, algorithm=algorithm, optimizer=optimizer, loss=loss, **options)
         _captured[self] = ref(captured)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stitch.argument_kinds import ArgumentKind
-from stitch.errors import StitchError, UsageError, closest
+from stitch.errors import StitchError, UsageError
 from stitch.program import Array
 from stitch.training.losses import (
     BCELoss,
@@ -264,8 +264,7 @@ class TorchOptimizer:
                 f"optimizer {type(theirs).__name__} is not supported",
                 expected=", ".join(_BY_NAME),
                 got=f"{type(theirs).__module__}.{type(theirs).__name__}",
-                remedy=closest(type(theirs).__name__, _BY_NAME)
-                or "step with torch: torch.compile(model, backend='stitch') without "
+                remedy="step with torch: torch.compile(model, backend='stitch') without "
                 "options['optimizer']",
             )
         self._kind: type[Optimizer] = kind
@@ -370,10 +369,12 @@ class TorchOptimizer:
         trained = [p.requires_grad for group in self.theirs.param_groups for p in group["params"]]
         self.update_settings()
         if trained != self._trained:
+            changed = [a != b for a, b in zip(trained, self._trained, strict=True)].index(True)
             raise UsageError(
                 "requires_grad of a parameter was changed after the model was compiled",
-                remedy="restore it, or compile the model again",
-            )
+                where=self.parameters[changed], expected=str(self._trained[changed]),
+                got=str(trained[changed]), remedy="restore it, or compile the model again",
+            )  # fmt: skip
         self.native.step()
 
     def _after_own_step(self, *_: object) -> None:

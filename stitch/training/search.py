@@ -408,6 +408,12 @@ def check_algorithm(word: object, known: Sequence[str] = ALGORITHMS) -> None:
             expected=f"here {' or '.join(map(repr, known))}",
             remedy="stitch.compile(..., optimizer=, loss=, algorithm=, devices=)",
         )
+    if word in ALGORITHMS and word not in known:
+        raise UsageError(
+            f"the algorithm {word!r} is for one device",
+            expected=f"here {' or '.join(map(repr, known))}",
+            remedy="algorithm='search', or compile for one device, without devices=",
+        )
     if word not in known:
         raise unknown("unknown algorithm", word, known, got=repr(word))
 

@@ -193,3 +193,15 @@ def test_an_exported_program_keeps_its_dims() -> None:
     model = stitch.compile(program, dynamic_shapes={"x": {0: dim}})
     with torch.no_grad():
         torch.testing.assert_close(arrays(model(x[:3])), module(x[:3]), rtol=1e-4, atol=1e-5)
+
+
+class Sum(nn.Module):
+    def forward(self, x: Any, y: Any) -> Any:
+        return x + y
+
+
+def test_two_dims_of_axes_that_must_be_equal_are_refused_with_what_to_do() -> None:
+    shapes = {"x": {0: stitch.Dim("n", 2, 9)}, "y": {0: stitch.Dim("m", 2, 9)}}
+    with pytest.raises(CompileError, match="must always be equal") as caught:
+        stitch.compile(Sum(), (torch.ones(3, 4), torch.ones(3, 4)), dynamic_shapes=shapes)
+    assert caught.value.remedy == "give axes that must be equal one Dim"

@@ -234,7 +234,7 @@ def test_bad_input_is_one_error() -> None:
         optimize(SMALL, two, wrong, config())
     with pytest.raises(UsageError, match="unknown algorithm"):
         config("unity")
-    with pytest.raises(UsageError, match="unknown algorithm"):
+    with pytest.raises(UsageError, match="for one device"):
         optimize(SMALL, two, SimulatedTime(), config("greedy"))
     words: Any = "x"
     with pytest.raises(UsageError, match="impossible time"):

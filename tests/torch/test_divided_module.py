@@ -236,7 +236,8 @@ def test_what_several_devices_do_not_do_is_an_error() -> None:
     net, optimizer = made()
     for options, message in (
         ({"devices": 2}, "takes parallel=, or an algorithm"),
-        ({"devices": 2, "algorithm": "greedy"}, "unknown algorithm"),
+        ({"devices": 2, "algorithm": "greedy"}, "for one device"),
+        ({"devices": 2, "backend": "stitch"}, "torch.compile(.|\n)*optimizer, devices"),
         ({"devices": 2, "algorithm": "search", "optimizer": None}, "several devices train"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -244,13 +245,15 @@ def test_what_several_devices_do_not_do_is_an_error() -> None:
     model = net.compile(optimizer=optimizer, **HALVES)
     with pytest.raises(UsageError, match=r"into 2 micro-batches(.|\n)*the labels: 11"):
         step(model, optimizer, x[:11], y[:11])
-    with pytest.raises(UsageError, match=r"the labels: 12, argument 0: 10"):
+    with pytest.raises(UsageError, match=r"as many examples(.|\n)*labels: 12, argument 0: 10"):
         step(model, optimizer, x[:10], y)
     y[0] = -100
     with pytest.raises(UsageError, match="examples have different weights"):
         step(model, optimizer, x, y)
     (x, y), = batches(1)  # fmt: skip
     step(model, optimizer, x, y)
+    with pytest.raises(UsageError, match=r"JSON(.|\n)*torch.save"):
+        net.dump("unused.json")
     with pytest.raises(UsageError, match="zero_grad"):
         step(model, optimizer, x, y)
     optimizer.zero_grad()

@@ -240,7 +240,9 @@ def bind_inputs(
             where=title,
             remedy="give example inputs, or shapes: --input_shape NAME=1x3x224x224 "
             "(input_shapes={...} in Python); sizes that shall stay free: "
-            'dynamic_shapes={"NAME": stitch.Dim("NAME", 1, 64)}',
+            'dynamic_shapes={"NAME": stitch.Dim("NAME", 1, 64)}'
+            if len(declared) == len(wanted)
+            else "run what reads such inputs with ONNX Runtime (onnx.utils.extract_model)",
         )
     return tuple(one for one in bound if one is not None)
 

@@ -435,7 +435,9 @@ def _explained(error: Exception, module: Any, is_dynamic: bool) -> StitchError:
         return CompileError(
             "the module is not the same for all sizes within the bounds: " + "; ".join(violated),
             where=f"{name}, {line}" if line else name,
-            remedy="narrow the bounds, leave the axis out of dynamic_shapes=, or change the module "
+            remedy="give axes that must be equal one Dim"
+            if "must always be equal" in str(violated)
+            else "narrow the bounds, leave the axis out of dynamic_shapes=, or change the module "
             "so that it does not compare the size",
         )
     if any(sign in text for sign in _DEPENDS_ON_DATA):
