@@ -195,7 +195,7 @@ def test_an_exported_program_keeps_its_dims() -> None:
         torch.testing.assert_close(arrays(model(x[:3])), module(x[:3]), rtol=1e-4, atol=1e-5)
 
 
-class Sum(nn.Module):
+class Sum(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any, y: Any) -> Any:
         return x + y
 
