@@ -548,6 +548,7 @@ class CompiledModel(ModelOfBinary):
         Raises:
             UsageError: The model was compiled for inference.
             IncompatibleError: It was compiled for a machine with memory that the device lacks.
+            LayoutError: An exported array lies where the training needs the place.
         """
         if self.training is None:
             raise UsageError(
@@ -564,6 +565,8 @@ class CompiledModel(ModelOfBinary):
         try:
             return self.training.start(chosen, weights=weights, seed=seed, owns_device=owned)
         except LayoutError as error:
+            if chosen.machine.name == self.target:
+                raise  # An exported array pins a place.
             raise IncompatibleError(
                 f"a training compiled for {self.target!r} does not run here: {error.what}",
                 remedy=f"compile(..., target={chosen.machine.name!r})",

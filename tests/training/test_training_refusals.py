@@ -288,3 +288,13 @@ def test_a_training_for_another_machine_names_the_target_of_the_device() -> None
         with pytest.raises(IncompatibleError, match=r"compiled for 'tiny'.*has no") as caught:
             model.start(device)
         assert caught.value.remedy == "compile(..., target='host')"
+
+
+def test_a_pinned_place_is_no_other_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pinned(*_: object, **__: object) -> None:
+        raise LayoutError("an exported array is pinned there")
+
+    model = compiled(target="tiny")
+    monkeypatch.setattr(type(model.training), "start", pinned)
+    with stitch.open_device("tiny") as device, pytest.raises(LayoutError, match="pinned there"):
+        model.start(device)
