@@ -130,9 +130,9 @@ class CapturedModel:
         self.module = module
         #: A module that is never in training mode is trained in evaluation mode.
         self._trains_in = bool(getattr(module, "training", True))
-        #: What later calls have in common with the first one: the modes of the module's parts, and
-        #: whether arguments have names.
-        self._modes = list[tuple[Any, bool]]()
+        #: What later calls have in common with the first one: the module's parts with their modes,
+        #: and whether arguments have names.
+        self._parts = list[tuple[Any, bool]]()
         self._is_named = False
         self.example: Sequence[Any] | Mapping[str, Any] | None = None
         self._algorithm, self._optimizer, self._loss = algorithm, optimizer, loss
@@ -186,16 +186,23 @@ class CapturedModel:
         self, batch: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call that trains, by name if the first one has names; raise
-        `UsageError` if a part of the module has another mode than then."""
+        `UsageError` for what the training would not follow."""
         self._trains_in |= bool(getattr(self.module, "training", True))
-        if self.is_captured and self._optimizer is not None:
-            for part, mode in self._modes:
-                if part.training != mode:
-                    raise UsageError(
-                        "a part of the module has another mode than when it was compiled",
-                        where=type(part).__name__, expected=f"training={mode}",
-                        remedy="set the modes of all parts before the first call and keep them",
-                    )  # fmt: skip
+        if self._optimizer is None:
+            return batch, named
+        _refuse_gradients(*batch, *named.values())
+        if self.is_captured:
+            if (parts := self._parts_now()) != self._parts:
+                changed = next(
+                    (now for now, then in zip(parts, self._parts, strict=False) if now != then),
+                    (self.module, self.module.training),
+                )
+                raise UsageError(
+                    "a part of the module was replaced, or has another mode, since it was compiled",
+                    where=type(changed[0]).__name__, got=f"training={changed[1]}",
+                    remedy="set the modes of all parts before the first call and keep them; for "
+                    "other parts compile the module again",
+                )  # fmt: skip
             if batch and not named and self._is_named:
                 named = signature(self.module.forward).bind(*batch).arguments
                 batch = ()
@@ -203,7 +210,11 @@ class CapturedModel:
 
     def _keep_first(self, named: Mapping[str, Any]) -> None:
         self._is_named = bool(named)
-        self._modes = [(part, part.training) for part in self.module.modules()]
+        self._parts = self._parts_now()
+
+    def _parts_now(self) -> list[tuple[Any, bool]]:
+        """The parts of the module, and their modes."""
+        return [(part, part.training) for part in self.module.modules()]
 
     def _capture(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         if batch and named:
@@ -408,6 +419,7 @@ class DividedModule(CapturedModel):
         """The loss of a prediction, whose passes run when it is read or by `backward()`."""
         if isinstance(awaited, DividedPrediction):
             awaited.check_steps()
+        _refuse_gradients(label)
         known = loss if self._loss is None else loss_of(self._loss)
         if loss.config() != known.config():
             raise UsageError(
@@ -687,7 +699,20 @@ def _plain(value: Any) -> Any:
 
 
 def _array(value: Any) -> Array:
-    return array_on(value) if isinstance(value, torch.Tensor) else np.asarray(value)
+    try:
+        return array_on(value) if isinstance(value, torch.Tensor) else np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError("an argument or label is no array", got=f"{type(value).__name__}: {error}",
+                         remedy="pass dense tensors of the CPU, or arrays") from error  # fmt: skip
+
+
+def _refuse_gradients(*values: Any) -> None:
+    """Raise `UsageError` if `backward()` would have to compute the gradient of a value."""
+    if torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in values):
+        raise UsageError(
+            "an argument or label has a gradient, which backward() would not compute",
+            remedy="pass x.detach(), or make what computes it a part of the module",
+        )
 
 
 def _called(module: Any, batch: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

@@ -288,14 +288,19 @@ class SharedModule:
             self.show((name,))
 
     def check_step(self) -> None:
-        """Raise `UsageError` if a parameter has a gradient of torch's own backward pass, or was
-        frozen or released."""
+        """Raise `UsageError` if a parameter has a gradient of torch's own backward pass, was frozen
+        or released, or has hooks."""
         self.hides_gradients = False
         for name, parameter, is_trained in self._trained:
             if parameter.requires_grad != is_trained:
                 raise UsageError(
                     f"requires_grad of {name} was changed after the model was compiled",
                     remedy="restore it, or compile the model again",
+                )
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                raise UsageError(
+                    f"{name} has a hook for its gradient, which the compiled model does not call",
+                    remedy="remove it, or train with torch.compile(module, backend='stitch')",
                 )
         for name, parameter in self._parameters.values():
             if _own_gradient(parameter) is not None:

@@ -256,6 +256,8 @@ def _number(value: Any) -> float | None:
 
     Raises `UsageError` for another loss or a value with a gradient, which backward would ignore.
     """
+    if isinstance(value, ComputedLoss) and value.is_detached:
+        return value.item()
     of_prediction = isinstance(value, PendingValue | PredictionArray | LossTensor)
     if of_prediction or getattr(value, "requires_grad", False):
         raise UsageError(
@@ -406,6 +408,11 @@ class ComputedLoss(LossTensor):
             self._loss, self._steps = loss._loss, loss._steps + self._steps
             if change is not None:
                 self._change = None if loss._change is None else loss._change * change
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether it has no backward pass."""
+        return self._change is None
 
     def item(self) -> float:
         if self._value is None:

@@ -246,6 +246,36 @@ def test_a_wrong_parallel_is_told_by_compile_and_a_compiled_module_is_not_copied
             copied(model)
 
 
+@LONG
+@EVERY
+def test_gradients_of_other_modules_are_not_ignored(options: dict[str, Any]) -> None:
+    net, optimizer = made()
+    model, before = net.compile(optimizer=optimizer, **options), nn.Linear(6, 6)
+    (x, y), = batches(1)  # fmt: skip
+    with pytest.raises(UsageError, match=r"has a gradient(.|\n)*detach"):
+        LOSS(model(before(x)), y)
+    total = torch.tensor(0.0)
+    for _ in range(2):  # As the Trainer of transformers adds losses.
+        loss = LOSS(model(before(x).detach()), y)
+        optimizer.zero_grad()
+        loss.backward()
+        total = total + loss.detach() / 2
+        optimizer.step()
+    assert float(total) == pytest.approx(1.4, abs=0.2)
+
+
+@LONG
+def test_what_is_no_array_is_refused() -> None:
+    net, optimizer = made()
+    model = net.compile(optimizer=optimizer, **HALVES)
+    (x, y), = batches(1)  # fmt: skip
+    for batch, labels in ((x.to_sparse(), y), (x.to("meta"), y), (x, [[1], [2, 3]])):
+        with pytest.raises(UsageError, match="no array"):
+            stitch.losses.CrossEntropyLoss()(model(batch), labels)
+    with pytest.raises(UsageError, match="has a gradient"):
+        nn.MSELoss()(model(x), nn.Linear(6, 4)(x))
+
+
 # Modes and frozen parameters ----------------------------------------------------------------------
 
 
@@ -261,6 +291,14 @@ def test_a_change_of_modes_or_of_what_is_trained_is_seen(options: dict[str, Any]
         trained(model, optimizer, 1)
     model.eval()
     model.train()
+    drop, net.drop = net.drop, nn.Dropout(0.1)
+    with pytest.raises(UsageError, match=r"was replaced(.|\n)*Dropout"):
+        trained(model, optimizer, 1)
+    net.drop = drop
+    hook = net.first.weight.register_hook(lambda gradient: gradient * 0.5)
+    with pytest.raises(UsageError, match=r"first.weight has a hook"):
+        trained(model, optimizer, 1)
+    hook.remove()
     net.last.bias.requires_grad_(False)
     with pytest.raises(UsageError, match=r"requires_grad of last.bias"):
         trained(model, optimizer, 1)
