@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 from stitch.argument_kinds import WHOLE, ArgumentKind, check_fields, instance_of
 from stitch.errors import LayoutError
@@ -163,6 +164,7 @@ class Layout:
         return ":".join(words) + at
 
 
+@cache
 def host_layout(data_type: DataType) -> Layout:
     """Return the canonical host layout: row-major, interleaved, no address."""
     return Layout(data_type)

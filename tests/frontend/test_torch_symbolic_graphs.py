@@ -98,6 +98,25 @@ def test_masks_and_positions_from_a_size_are_compiled_once() -> None:
     assert compilations() - before == 1
 
 
+def test_what_no_named_size_expresses_is_that_of_each_size() -> None:
+    """Views of arguments and numbers, which no program computes, and those beside one."""
+
+    def views(x: Any) -> Any:
+        least = min(x.shape[0], x.shape[1])
+        return least, x[least:].T, x.shape[0] ** 9, x.shape[0] > 3
+
+    def both(x: Any) -> Any:
+        return *views(x), x * abs(x.shape[0] - x.shape[1]) + int(x.shape[0] * 0.5)
+
+    for function in (views, both):
+        run = compiled(function, dynamic=True)
+        for shape in ((6, 5), (3, 7), (7, 4)):
+            x = torch.randn(shape)
+            for found, wanted in zip(run(x), function(x), strict=True):
+                assert type(found) is type(wanted)
+                assert torch.equal(torch.as_tensor(found), torch.as_tensor(wanted))
+
+
 def test_a_size_on_which_the_function_branches_is_another_graph_of_dynamo() -> None:
     def function(x: Any) -> Any:
         return x.relu() * 2 if x.shape[0] > 4 else x.exp() - 1

@@ -238,7 +238,8 @@ class TorchSizes:
         if isinstance(converted, Expression):
             return self.sizes.size(converted)
         at = {s: int(self.sizes.size(Expression.of_name(self.names[s]))) for s in free}
-        return int(expression.subs(at))
+        number = expression.subs(at)
+        return bool(number) if number.is_Boolean else int(number)
 
     def _expression(self, given: Any) -> Expression | None:
         """Return an expression of torch's (of sympy) as ours; None if it has no equal."""
@@ -246,19 +247,19 @@ class TorchSizes:
             return Expression.of_name(self.names[given])
         if given.is_Integer:
             return Expression.of_int(int(given))
+        combine = _COMBINE.get(type(given).__name__)
+        if combine is None and not given.is_Pow:
+            return None
         parts = [self._expression(part) for part in given.args]
         if any(part is None for part in parts):
             return None
         one, *rest = [part for part in parts if part is not None]
-        combine = _COMBINE.get(type(given).__name__)
         if given.is_Pow:
             power = rest[0].constant
             if power is None or not 1 <= power <= MOST_POWER:
                 return None
             return _power(one, power)
-        for part in rest:
-            if combine is None:
-                return None
+        for part in rest if combine is not None else ():
             one = combine(one, part)
         return one
 

@@ -51,6 +51,7 @@ from stitch.program import (
     Operation,
     OutputSlot,
     Program,
+    SymbolicSizes,
     at_sizes,
 )
 from stitch.report import Device
@@ -141,11 +142,13 @@ def compile_lowered(lowering: GraphLowering, device: Device) -> CompiledGraph:
     return _compiled(lowering, program, device, tuple(lowering.outputs))
 
 
-def compile_named(lowering: GraphLowering, device: Device) -> DynamicProgram:
-    """Compile a lowered graph with named sizes; raises what compiling raises."""
-    assert lowering.graph is not None and lowering.sizes is not None, "lowered with named sizes"
+def compile_named(lowering: GraphLowering, device: Device) -> DynamicProgram | None:
+    """Compile a lowered graph with named sizes, None if nothing is computed; raises what compiling
+    raises."""
+    if lowering.graph is None:
+        return None
     options = _options(device, lowering.settings)
-    return compile_dynamic(lowering.graph, lowering.sizes.sizes, device.machine, options)
+    return compile_dynamic(lowering.graph, lowering.named, device.machine, options)
 
 
 def program_at(
@@ -199,16 +202,21 @@ class GraphLowering:
         self._positions = {node.name: i for i, node in enumerate(nodes)}
         self.has_key = give_key(fx_graph)
         self._nodes_of_arguments = nodes
-        self._results, outputs = classify_outputs(
+        self._results, self._outputs = classify_outputs(
             fx_graph, self._positions, settings.exact_outputs, share=settings.shares_outputs,
             may_copy=settings.copies_results,
         )  # fmt: skip
         #: The axes of each result from the largest stride to the smallest; None: row-major.
         self._orders = [r.strides and axes_in_memory(r.strides) for r in self._results]
-        self.outputs = outputs if sizes is None else with_sizes(outputs, sizes.shape)
         join_selected(fx_graph)
         self._fx_graph = fx_graph
         self._lower()
+
+    @property
+    def named(self) -> SymbolicSizes:
+        """The named sizes of a graph with symbols, and the guards that its lowering relied on."""
+        assert self.sizes is not None, "lowered with named sizes"
+        return self.sizes.sizes
 
     def relowered(self, sizes: TorchSizes) -> GraphLowering:
         """Return the lowering of the same graph with other examples of its named sizes."""
@@ -226,8 +234,11 @@ class GraphLowering:
         #: For each operation of the graph, the node that it was added for.
         self._nodes: Sequence[Any] = ()
         self.builder = builder = ComputationGraphBuilder(self.settings.name)
+        self.outputs = self._outputs
         if self.sizes is not None:
-            self.sizes.sizes.locate = lambda: builder.location
+            self.named.locate = lambda: builder.location
+            # A size that is no expression here is a number at these sizes only: a guard.
+            self.outputs = with_sizes(self._outputs, self.sizes.shape)
         self.graph: ComputationGraph | None = self._lowered() if self._results else None
 
     def _lowered(self) -> ComputationGraph | None:

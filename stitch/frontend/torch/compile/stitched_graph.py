@@ -308,8 +308,8 @@ def _named(
         symbols = GraphSymbols.of(graph)
         sizes = symbols.sizes(symbols.hints)
         lowering = GraphLowering(graph, root, replace(settings, raises=False), sizes)
-    except Exception as error:
-        why = _failure(error)
+    except StitchError as error:
+        why = briefly(error)
         return lambda: specialised(why), ()
     refusals = lowering.refusals
     missing = [refusal for refusal in refusals if not is_known(refusal.node)]
@@ -322,20 +322,14 @@ def _named(
     def build() -> ByShapes:
         try:
             named, first = NamedSizes.of(symbols, lowering, storage)
-        except Exception as error:
-            return specialised(_failure(error))
+        except StitchError as error:
+            return specialised(briefly(error))
         recompiles.extend(named.guards())
         return ByShapes(
             module, lambda sized: _sized(sized, storage, settings, listener, {}), named, first
         )
 
     return build, ()
-
-
-def _failure(error: Exception) -> str:
-    if isinstance(error, StitchError):
-        return briefly(error)
-    return f"its compilation with named sizes failed: {error!r}"
 
 
 def _sized(

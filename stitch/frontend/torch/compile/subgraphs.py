@@ -128,7 +128,9 @@ def with_sizes(
             if isinstance(output, View):
                 return View(result_of(output.result), *sizes)
             return ArgumentView(output.position, *sizes, shape(output.strides_of_argument))
-        if isinstance(output, ConstantOutput) and isinstance(output.value, int | torch.SymInt):
+        if isinstance(output, ConstantOutput) and isinstance(
+            output.value, int | torch.SymInt | torch.SymBool
+        ):
             return ConstantOutput(*shape((output.value,)))
         return output
 

@@ -113,14 +113,13 @@ class GraphSymbols:
 class NamedSizes:
     """A graph that was compiled with named sizes.
 
-    `lowering` and `programs`: the compilations; a further one where a guard of the others does not
-    hold.
+    `compiled`: its lowerings with their programs (None: nothing is computed); a further one where a
+    guard of the others does not hold.
     """
 
     symbols: GraphSymbols
-    lowering: GraphLowering
     storage: SharedStorage
-    programs: list[DynamicProgram] = field(default_factory=list)
+    compiled: list[tuple[GraphLowering, DynamicProgram | None]] = field(default_factory=list)
 
     @staticmethod
     def of(
@@ -131,10 +130,14 @@ class NamedSizes:
         Raises:
             CompileError: The graph has what named sizes cannot express.
         """
-        named = NamedSizes(symbols, lowering, storage)
-        if lowering.graph is not None:
-            named.programs.append(compile_named(lowering, storage.device))
+        named = NamedSizes(symbols, storage)
+        named.compiled.append((lowering, compile_named(lowering, storage.device)))
         return named, named.at(symbols.hints)
+
+    @property
+    def first(self) -> GraphLowering:
+        """The lowering at torch's examples."""
+        return self.compiled[0][0]
 
     def at(self, sizes: Mapping[str, int]) -> GraphProgram:
         """Return the static program at some sizes.
@@ -143,39 +146,36 @@ class NamedSizes:
             CompileError: The sizes are out of bounds, or the graph has no program there.
             OutOfMemoryError: The program does not fit the machine.
         """
-        lowering, program = self.lowering, None
-        if lowering.graph is not None:
-            program = next((p for p in self.programs if _holds(p, sizes)), None)
-            if program is None:
-                program = self._recompiled(sizes)
+        found = next((each for each in self.compiled if _holds(each[0], sizes)), None)
+        lowering, program = found or self._recompiled(sizes)
         return GraphProgram(program_at(lowering, program, self.storage.device, sizes), self.storage)
 
-    def _recompiled(self, sizes: Mapping[str, int]) -> DynamicProgram:
-        name = self.lowering.settings.name
+    def _recompiled(self, sizes: Mapping[str, int]) -> tuple[GraphLowering, DynamicProgram | None]:
+        name = self.first.settings.name
         for dim in self.symbols.dims:
             if not dim.least <= sizes[dim.name] <= dim.most:
                 raise CompileError(f"size {dim.name} of graph {name} is {sizes[dim.name]}")
-        lowering = self.lowering.relowered(self.symbols.sizes(sizes))
+        lowering = self.first.relowered(self.symbols.sizes(sizes))
         if lowering.refusals:
             raise CompileError(lowering.refusals[0].reason)
-        program = compile_named(lowering, self.storage.device)
-        self.programs.append(program)
-        del self.programs[:-MAX_SHAPES]
+        self.compiled.append((lowering, compile_named(lowering, self.storage.device)))
+        del self.compiled[1:-MAX_SHAPES]
         self.storage.counts.recompilations += 1
         _log.info("graph %s: compilation %d, for sizes %s, with guards: %s", name,
-                  len(self.programs), dict(sizes), self.guards())  # fmt: skip
-        return program
+                  len(self.compiled), dict(sizes), self.guards())  # fmt: skip
+        return self.compiled[-1]
 
     def guards(self) -> tuple[str, ...]:
         """The guards of the first compilation, with the lines that relied on them, but those that
         bound the bytes of a result."""
-        guards = [g for program in self.programs[:1] for g in program.guards]
+        guards = self.first.named.guards
         return tuple(guard.text() for guard in guards if guard.right.constant != MAX_NBYTES)
 
 
-def _holds(program: DynamicProgram, sizes: Mapping[str, int]) -> bool:
-    return all(d.least <= sizes[n] <= d.most for n, d in program.sizes.dims.items()) and all(
-        guard.holds(sizes) for guard in program.guards
+def _holds(lowering: GraphLowering, sizes: Mapping[str, int]) -> bool:
+    named = lowering.named
+    return all(d.least <= sizes[n] <= d.most for n, d in named.dims.items()) and all(
+        guard.holds(sizes) for guard in named.guards
     )
 
 
@@ -206,7 +206,7 @@ class ByShapes:
     @property
     def has_program(self) -> bool:
         """Whether a program with named sizes computes something."""
-        return self._named is not None and bool(self._named.programs)
+        return self._named is not None and self._named.first.graph is not None
 
     @boxed
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
@@ -225,7 +225,7 @@ class ByShapes:
             try:
                 return self._named.at(dict(zip(names, key, strict=True))).__call__
             except CompileError as error:
-                _log.info("graph %s: %s", self._named.lowering.settings.name, error)
+                _log.info("graph %s: %s", self._named.first.settings.name, error)
         _log.info("specialising for set %d of shapes: %s", len(self._runs) + 1, key)
         return self._specialise(with_sizes_of(self._module, arguments))
 

@@ -398,18 +398,22 @@ class ModelWriter:
         self.initializers.append(placeholder(name, data))
         self.weights.append((name, np.ascontiguousarray(data)))
 
-    def finish(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> OnnxModel:
-        """Build the model; raises `CompileError` for inputs or outputs of narrow types, which ONNX
-        packs several into a byte."""
+    def versions(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> dict[str, int]:
+        """Return the opset of each domain; raises `CompileError` if operators have no common one,
+        and for inputs or outputs of narrow types, which ONNX packs several into a byte."""
         for kind in (self.type_of(value).data_type for value in (*inputs, *outputs)):
             if kind.is_narrow:
                 raise CompileError(f"{kind.value} tensors cannot be inputs or outputs of a model")
+        domains = sorted({node.domain for node in all_nodes(self.nodes) if node.domain})
+        return {domain: self._version(domain) for domain in ("", *domains)}
+
+    def finish(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> OnnxModel:
+        """Build the model; raises what `versions` raises."""
+        versions = self.versions(inputs, outputs)
         graph = helper.make_graph(
             self._in_order(), "program", [self._info(v) for v in inputs],
             [self._info(v) for v in outputs], self.initializers,
         )  # fmt: skip
-        domains = sorted({node.domain for node in all_nodes(self.nodes) if node.domain})
-        versions = {domain: self._version(domain) for domain in ("", *domains)}
         opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
         return OnnxModel(

@@ -275,11 +275,24 @@ def write_operation_model(
     Raises:
         CompileError: ONNX lacks the operator, or ONNX Runtime would compute it differently.
     """
+    writer, inputs, outputs = _written_alone(program, operation, constants)
+    return writer.finish(inputs, outputs)
+
+
+def check_writable(program: Program, operation: Operation, constants: Mapping[int, Array]) -> None:
+    """Raise what `write_operation_model` raises, without building the model."""
+    writer, inputs, outputs = _written_alone(program, operation, constants)
+    writer.versions(inputs, outputs)
+
+
+def _written_alone(
+    program: Program, operation: Operation, constants: Mapping[int, Array]
+) -> tuple[ModelWriter, tuple[int, ...], tuple[int, ...]]:
     read = {v for v in operation.inputs if v != ABSENT}
     writer = ModelWriter(program, {v: constants[v] for v in read if v in constants})
     _write(writer, operation)
     inputs = sorted(v for v in writer.used & read if v not in writer.constants)
-    return writer.finish(tuple(inputs), tuple(v for v in operation.outputs if v != ABSENT))
+    return writer, tuple(inputs), tuple(v for v in operation.outputs if v != ABSENT)
 
 
 #: Narrow types that are written, and the operators in which they are.

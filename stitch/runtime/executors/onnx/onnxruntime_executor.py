@@ -40,7 +40,11 @@ from stitch.runtime.executors.host import (
     program_bytes,
     session_bytes,
 )
-from stitch.runtime.executors.onnx.onnx_model import write_model, write_operation_model
+from stitch.runtime.executors.onnx.onnx_model import (
+    check_writable,
+    write_model,
+    write_operation_model,
+)
 from stitch.runtime.executors.onnx.session import (
     EXPECT,
     REFUSALS,
@@ -118,7 +122,7 @@ class Sessions:
 
         def can(operation: Operation) -> bool:
             with suppress(CompileError):
-                write_operation_model(program, operation, constants)
+                check_writable(program, operation, constants)
                 return True
             return False
 
