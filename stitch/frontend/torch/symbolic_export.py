@@ -247,8 +247,8 @@ class TorchSizes:
             return Expression.of_name(self.names[given])
         if given.is_Integer:
             return Expression.of_int(int(given))
-        combine = _COMBINE.get(type(given).__name__)
-        if combine is None and not given.is_Pow:
+        kind = type(given).__name__
+        if kind not in _COMBINE and not given.is_Pow:
             return None
         parts = [self._expression(part) for part in given.args]
         if any(part is None for part in parts):
@@ -259,8 +259,8 @@ class TorchSizes:
             if power is None or not 1 <= power <= MOST_POWER:
                 return None
             return _power(one, power)
-        for part in rest if combine is not None else ():
-            one = combine(one, part)
+        for part in rest:
+            one = _COMBINE[kind](one, part)
         return one
 
 
