@@ -54,6 +54,11 @@ class Clamped(nn.Module):  # type: ignore[misc]
         return (x.sum() + y) * 2 if x.shape[0] == 1 and y.shape[0] > 6 else x.sum() + y
 
 
+class Counted(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Any) -> Any:
+        return x * 2, x.shape[0] * 2, x.shape[0] > 3
+
+
 class Larger(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         return x * 2 if x.shape[0] > 4 else x
@@ -155,6 +160,15 @@ def test_a_size_stays_only_where_the_graph_is_the_same() -> None:
     assert named(x).keys() == {"all"}
     with pytest.raises(CompileError, match="n != 1"):
         named(x[:1])
+
+
+def test_a_size_among_the_results_is_a_number_of_its_compilation() -> None:
+    x = torch.randn(8, 3)
+    model = stitch.compile(Counted(), (x,), dynamic_shapes={"x": {0: stitch.Dim("n", 2, 9)}})
+    _, twice, is_large = model(x)
+    assert type(twice) is int and twice == 16 and is_large is True
+    with pytest.raises(CompileError, match=r"2\*n == 16"):
+        model(x[:5])
 
 
 BAD: list[tuple[Any, Any, str]] = [

@@ -35,7 +35,7 @@ from stitch.frontend.torch.plain_values import CallStructure, StaticValue, are_t
 from stitch.frontend.torch.symbolic_export import TorchSizes, torch_sizes
 from stitch.frontend.torch.torch_internals import pytree
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
-from stitch.program import FreeNames, InputKind, SymbolicSizes, ValueType
+from stitch.program import FreeNames, InputKind, SymbolicSizes, ValueType, is_symbolic
 
 #: Converts a module with some of its Dims at static sizes: the graph and the other sizes.
 StaticCapture = Callable[[Mapping[str, int]], tuple[ComputationGraph, SymbolicSizes]]
@@ -293,6 +293,7 @@ def _declare_outputs(
     declared = 0
     leaves: list[int | StaticValue] = []
     for name, value in zip(_output_names(program), results, strict=True):
+        value = int(value) if is_symbolic(value) else value
         is_number = isinstance(value, bool | int | float)
         is_tensor = isinstance(value, SymbolicTensor | ComplexTensor)
         leaves.append(declared if is_tensor else StaticValue(value))

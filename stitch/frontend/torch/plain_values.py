@@ -24,6 +24,7 @@ from stitch.frontend.torch.torch_internals import pytree
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _NUMBERS = (int, float, complex, str)
+_WHOLE = (torch.SymInt, torch.SymFloat, torch.SymBool, torch.nn.Module, Enum, type, ModuleType)
 #: Attributes of every module.
 _OWN_ATTRIBUTES = frozenset(vars(torch.nn.Module())) | vars(torch.nn.Module).keys()
 
@@ -284,11 +285,11 @@ def _tensors(plain: Any) -> list[Any]:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether a value is passed as a dictionary of its attributes: not tensors, modules, enums and
-    callables."""
+    """Whether a value is passed as a dictionary of its attributes: not tensors, symbolic numbers,
+    modules, enums and callables."""
     if dataclasses.is_dataclass(value):
         return not isinstance(value, type)
-    is_whole = _is_tensor(value) or isinstance(value, torch.nn.Module | Enum | type | ModuleType)
+    is_whole = _is_tensor(value) or isinstance(value, _WHOLE)
     return hasattr(value, "__dict__") and not is_whole and not callable(value)
 
 
