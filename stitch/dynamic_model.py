@@ -79,7 +79,7 @@ class DynamicModel:
         """Return the model of a file with named sizes."""
         options = CompileOptions(role=binary.role, math_fidelity=binary.math_fidelity)
         program = DynamicProgram(binary.graph, binary.sizes, binary.machine, options,
-                                 binary.needs_passes)  # fmt: skip
+                                 binary.needs_passes, is_read=True)  # fmt: skip
         return cls(program, binary.machine.name)
 
     def stored(self) -> SymbolicBinary:

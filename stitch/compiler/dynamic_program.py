@@ -34,6 +34,7 @@ class DynamicProgram:
         machine: The memory of the machine that it is compiled for.
         options: The options of the compilation.
         needs_passes: Whether the passes run for each size.
+        is_read: Whether it is of a file, whose types may agree at some sizes only.
     """
 
     graph: ComputationGraph
@@ -41,6 +42,7 @@ class DynamicProgram:
     machine: MachineShape
     options: CompileOptions
     needs_passes: bool = False
+    is_read: bool = False
     _sized: SizedGraph = field(init=False)
     _placers: list[GraphPlacer] = field(init=False, default_factory=list)
     #: None if no passes run for each size, or if they make constants that depend on them.
@@ -50,7 +52,8 @@ class DynamicProgram:
         graph = self.graph
         if self.needs_passes and not self.options.reassociate:
             graph = remove_dead_code(graph) if self.options.optimize else graph
-            object.__setattr__(self, "_passes", PassCache(graph, self.machine, self.options))
+            passes = PassCache(graph, self.machine, self.options, not self.is_read)
+            object.__setattr__(self, "_passes", passes)
         object.__setattr__(self, "_sized", SizedGraph(graph))
 
     @property

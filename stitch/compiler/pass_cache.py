@@ -23,7 +23,7 @@ from stitch.compiler.passes import (
     keeps_order,
 )
 from stitch.compiler.placement import GraphPlacer
-from stitch.graph import ComputationGraph
+from stitch.graph import ComputationGraph, check_types
 from stitch.machine import MachineShape
 from stitch.program import ABSENT, Array, Constant, same_shape
 
@@ -55,16 +55,19 @@ class PassCache:
         graph: The graph before the passes, with symbolic sizes and without dead code.
         machine: The memory of the machine.
         options: The options of the compilation; they do not reassociate.
+        is_typed: Whether types are known to agree at all sizes: not those of a file.
     """
 
     __slots__ = (
-        "_digests", "_folder", "_lock", "_machine", "_options", "_pairs", "_prepared", "_samples",
+        "_digests", "_folder", "_is_typed", "_lock", "_machine", "_options", "_pairs", "_prepared",
+        "_samples",
     )  # fmt: skip
 
     def __init__(
-        self, graph: ComputationGraph, machine: MachineShape, options: CompileOptions
-    ) -> None:
-        self._machine, self._options = machine, options
+        self, graph: ComputationGraph, machine: MachineShape, options: CompileOptions,
+        is_typed: bool,
+    ) -> None:  # fmt: skip
+        self._machine, self._options, self._is_typed = machine, options, is_typed
         growth = FOLD_GROWTH_NBYTES if options.optimize else 0
         self._folder = ConstantFolder(graph, growth)
         shapes = [value.type.shape for value in graph.values]
@@ -101,7 +104,7 @@ class PassCache:
                 self._equal_constants(known),
             )
             found = self._prepared.get(key)
-            if found is not None:
+            if found is not None and (self._is_typed or not check_types(graph)):
                 return _moved(found, graph, known), found.placer
             prepared, _ = prepare_graph(graph, None, self._options)
             placer = GraphPlacer(prepared, self._machine, self._options)

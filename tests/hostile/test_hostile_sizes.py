@@ -13,6 +13,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import stitch
 from stitch.errors import CompileError, FormatError, StitchError
@@ -23,6 +24,8 @@ from stitch.ttb.encoding import _Encoder
 from tests.hostile.test_mutations import mutated
 from tests.support import run_seed
 from tests.support.files.symbolic_specimens import rich_model
+from tests.support.onnx.models import INT64, info
+from tests.support.onnx.models import model as onnx_model
 
 MODEL = rich_model()
 FILE = MODEL.encode()
@@ -202,6 +205,32 @@ def test_a_shape_that_does_not_fit_its_operations_is_refused_where_it_runs() -> 
     model = placed_with(lambda n: n + 1)
     with pytest.raises(StitchError):
         model.at(n=6, m=5)(np.ones((7, 5), np.float32))
+
+
+def test_types_that_agree_at_some_sizes_only_are_refused_at_others_after_those() -> None:
+    """Also where the passes do not run again: what they folded has another shape there."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Expand", ["c", "s"], ["e"]),
+        helper.make_node("Concat", ["x", "e"], ["y"], axis=0),
+    ]  # fmt: skip
+    proto = onnx_model(nodes, [info("x", ["n", 5], INT64)], ["y"], {"c": np.arange(5)})
+    made = stitch.compile(proto, dynamic_shapes={"n": Dim("n", 2, 40)})
+    graph, n = made.program.graph, Expression.of_name("n")
+    assert made.program.needs_passes
+    expand, concat = (o.outputs[0] for o in graph.operations if o.op in ("Expand", "Concat"))
+    sizes: Any = made.program.sizes  # They agree at 6.
+    changed = {expand: sizes.size(n * 2 - 6), concat: sizes.size(n * 3 - 6)}
+    values = [
+        replace(v, type=replace(v.type, shape=(changed[i], 5)))
+        if i in changed else v
+        for i, v in enumerate(graph.values)
+    ]  # fmt: skip
+    program = replace(made.program, graph=replace(graph, values=tuple(values)))
+    model = stitch.load(stitch.DynamicModel(program, "wormhole_n150").encode())
+    assert np.asarray(model(X.astype(np.int64))).shape == (12, 5)
+    for _ in range(2):
+        with pytest.raises(CompileError, match=r"types of computation graph .* do not agree"):
+            model.at(n=7)
 
 
 def test_files_take_no_more_memory_than_a_sound_one_of_their_size() -> None:

@@ -303,6 +303,41 @@ def test_a_size_as_data_is_specialised(index: int) -> None:
         model(x[:7])
 
 
+#: Functions of x [n, 3] and y [m, 3], compiled at 8 and 8: a size that breaks the guard, and its
+#: text.
+BROKEN: dict[str, tuple[Callable[..., Any], dict[str, int], str]] = {
+    "comparison": (lambda x, y: x * 2 if x.shape[0] > 4 else x, {"n": 4}, "4 < n"),
+    "bound of two": (lambda x, y: x[: min(x.shape[0], 10)], {"n": 11}, "n <= 10"),
+    "equality": (lambda x, y: x * 2 if x.shape[0] == 8 else x, {"n": 9}, "n == 8"),
+    "inequality": (lambda x, y: x if x.shape[0] == 9 else x * 2, {"n": 9}, "n != 9"),
+    "divisibility": (
+        lambda x, y: x * 2 if x.shape[0] % 4 == 0 else x, {"n": 10}, "-4*(n // 4) + n == 0"
+    ),
+    "divisibility of a product": (
+        lambda x, y: x.reshape(2, -1), {"n": 7}, "-2*(3*n // 2) + 3*n == 0"
+    ),
+    "truth of an expression": (
+        lambda x, y: x * 2 if x.shape[0] // 8 else x, {"n": 7}, "(n // 8) != 0"
+    ),
+    "specialised": (lambda x, y: x / x.shape[0], {"n": 9}, "n == 8"),
+    "agreement of two inputs": (lambda x, y: x + y, {"m": 9}, "m == n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_guard_names_the_line_that_relied_on_it(kind: str) -> None:
+    function, wrong, text = BROKEN[kind]
+    dims = {"x": {0: stitch.Dim("n", 1, 40)}, "y": {0: stitch.Dim("m", 1, 40)}}
+    model = stitch.compile(function, zeros([(8, 3), (8, 3)]), dynamic_shapes=dims)
+    assert model.at(n=8, m=8).program.outputs
+    sizes = {"n": 8, "m": 8, **wrong}
+    with pytest.raises(CompileError) as caught:
+        model(*zeros([(sizes["n"], 3), (sizes["m"], 3)]))
+    line = f"test_dynamic_models.py:{function.__code__.co_firstlineno}"
+    assert f"compiled for sizes with {text}\n" in str(caught.value) and line in str(caught.value)
+    assert f"n={sizes['n']}, m={sizes['m']}" in str(caught.value)
+
+
 BAD_CALLS: list[tuple[Sequence[tuple[int, ...]], str]] = [
     ([(3, 5), (4, 5)], r"disagree about size 'batch'"), ([(41, 5), (41, 5)], "out of bounds"),
     ([(0, 5), (0, 5)], "out of bounds"), ([(), (3, 5)], "too few axes"), ([(3, 5)], "missing: y"),
