@@ -50,7 +50,7 @@ from stitch.runtime.loading import check_program
 from stitch.runtime.queue import comparison_of
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
-from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
+from stitch.runtime.values import InputPort, Lying, SpaceUse, as_array, capture
 from stitch.runtime.views import reshaped
 
 __all__ = [
@@ -60,8 +60,8 @@ __all__ = [
     "PlanMade", "PlanRun", "PlanStopped", "PreparedGraph", "PriceTable", "Prices", "ReadBack",
     "Replay", "RuntimeDevice",
     "RuntimePipeline", "SpaceUse", "Lying", "StatefulExecutable", "Tensor", "Totals", "Written",
-    "capture", "chain_graph", "check_program", "comparison_of", "elements", "export", "lend",
-    "known_executors", "lent_tensor", "load_prices",
+    "as_array", "capture", "chain_graph", "check_program", "comparison_of", "elements", "export",
+    "known_executors", "lend", "lent_tensor", "load_prices",
     "make_executor", "parse_prices", "price_names", "processor_name",
     "program_peak", "reshaped",
     "share", "take_back", "this_processor", "totals_of",

@@ -20,7 +20,7 @@ from stitch.argument_kinds import LIST, takes
 from stitch.errors import CompileError, TaskError, UsageError
 from stitch.program import Array, InputKind, Program
 from stitch.report import Device
-from stitch.runtime import LoadedProgram, Tensor
+from stitch.runtime import LoadedProgram, Tensor, as_array
 from stitch.training.graphs import KEPT_KINDS, MASTER, graph_of, rate_name
 from stitch.training.losses import Loss
 from stitch.training.observing import LayerTime, find_non_finite, profile_operations
@@ -225,7 +225,13 @@ class TrainingInstance(TrainingTensors):
             raise UsageError("compute_loss() was called before a forward pass",
                              remedy="call the model first")  # fmt: skip
         if not isinstance(label, Tensor):
-            label = np.asarray(label)
+            if getattr(label, "requires_grad", False):
+                raise UsageError(
+                    "the labels have a gradient, which backward() would not compute",
+                    remedy="pass y.detach(), or make what computes them a part of the module",
+                )
+            if not isinstance(label, np.ndarray):
+                label = as_array(label, "the labels")
             self.loss_fn.check_label(label, self._step.prediction_type)
             label = label.astype(self._step.label.dtype, copy=False)
         self._run(self._step.loss, [label])

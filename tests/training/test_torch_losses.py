@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import stitch
-from stitch.errors import CompileError, UsageError
+from stitch.errors import CompileError, StitchError, UsageError
 from stitch.training import loss_from_config, loss_of
 from tests.support.grids import every, in_turn
 
@@ -208,3 +208,20 @@ def test_floating_labels_of_a_cross_entropy_are_probabilities() -> None:
         "loss": "categorical_crossentropy", "reduction": "mean", "weight": WEIGHTS,
         "label_smoothing": 0.1,
     }  # fmt: skip
+
+
+def test_labels_are_taken_as_torch_takes_them_or_refused() -> None:
+    torch.manual_seed(0)
+    net, x, y = nn.Linear(4, 3), torch.randn(8, 4), torch.randn(8, 3).bfloat16()
+    expected = functional.mse_loss(net(x), y).item()
+    model: Any = stitch.compile(
+        net, (x,), optimizer=torch.optim.SGD(net.parameters(), lr=0.1), loss=nn.MSELoss()
+    )
+    assert nn.MSELoss()(model(x), y).item() == pytest.approx(expected, rel=1e-6)
+    wrong: tuple[tuple[Any, str], ...] = (
+        (y.float().requires_grad_(), r"labels have a gradient(.|\n)*y\.detach"),
+        ([[1.0, 2.0]] * 7 + [[1.0]], r"labels cannot become an array"),
+    )
+    for label, told in wrong:
+        with pytest.raises(StitchError, match=told):
+            model.training.loss(model(x), label)
