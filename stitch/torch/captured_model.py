@@ -29,7 +29,7 @@ from stitch.frontend import (
 from stitch.mesh import CompiledStages, specification_of
 from stitch.model import CompiledModel
 from stitch.program import Array
-from stitch.torch.divided_instance import DividedInstance
+from stitch.torch.divided_instance import DividedInstance, Passes
 from stitch.torch.shared_module import SharedModule, set_tensor_of, share_module, tensor_of, torch
 from stitch.training import (
     ALGORITHMS,
@@ -417,8 +417,8 @@ class DividedModule(CapturedModel):
 
     def compute_loss(self, awaited: AwaitedPrediction, loss: Any, label: Any) -> LossTensor:
         """The loss of a prediction, whose passes run when it is read or by `backward()`."""
-        if isinstance(awaited, DividedPrediction):
-            awaited.check_steps()
+        assert isinstance(awaited, DividedPrediction), "a call made it"
+        awaited.check_steps()
         _refuse_gradients(label)
         known = loss if self._loss is None else loss_of(self._loss)
         if loss.config() != known.config():
@@ -431,9 +431,10 @@ class DividedModule(CapturedModel):
         running, label = self._instance, _copied(label)
         if running is None:
             return self._begin(awaited, loss, label)
-        return running.compute_loss(self._micro_batches(awaited, loss, label))
+        result, awaited.passes = running.compute_loss(self._micro_batches(awaited, loss, label))
+        return result
 
-    def _begin(self, awaited: AwaitedPrediction, loss: Any, label: Any) -> LossTensor:
+    def _begin(self, awaited: DividedPrediction, loss: Any, label: Any) -> LossTensor:
         """Compile the module for the micro-batches of this batch, and start its training."""
         options = dict(self._options)
         if options.get("parallel") is None:
@@ -446,7 +447,7 @@ class DividedModule(CapturedModel):
         running = DividedInstance(compiled)
         try:
             share_module(self.module, running)
-            result = running.compute_loss(pairs)
+            result, awaited.passes = running.compute_loss(pairs)
         except BaseException:
             running.close()
             raise
@@ -602,7 +603,7 @@ class AwaitedPrediction:
             return self.future
         assert self.captured is not None, "there was no loss yet"
         if self._read is None:
-            module = deepcopy(self.captured.module)
+            module = self._module(self.captured.module)
             with torch.no_grad(), torch.random.fork_rng():
                 self._read = _called(module, self.batch, self.named)
         # Its gradients are not the training's: backward() of what is computed from it is refused.
@@ -610,6 +611,10 @@ class AwaitedPrediction:
             lambda each: refusing_backward(each.detach()) if torch.is_tensor(each) else each,
             self._read,
         )
+
+    def _module(self, module: Any) -> Any:
+        """Return the copy of the module that computes the prediction."""
+        return deepcopy(module)
 
     def wait(self) -> AwaitedPrediction:
         """Wait for the prediction; before the loss nothing is queued."""
@@ -641,31 +646,44 @@ class AwaitedPrediction:
 
 
 class DividedPrediction(AwaitedPrediction):
-    """A prediction on several devices, which torch computes if it is read before the step."""
+    """A prediction on several devices, which torch computes if it is read, with the weights that
+    its passes used: loops read it after the step, too."""
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_modes", "_steps", "passes")
 
     def __init__(
         self, captured: DividedModule, batch: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
         super().__init__(captured, batch, named)
         self._steps = captured.steps
+        self._modes = [part.training for part in captured.module.modules()]
+        self.passes: Passes | None = None
 
     def check_steps(self) -> None:
         """Raise `UsageError` if the weights have changed since."""
-        captured = self.captured
-        assert isinstance(captured, DividedModule), "it made this prediction"
-        if captured.steps != self._steps:
+        if self._is_late:
             raise UsageError(
                 "this prediction was made before a step, which has changed the weights",
-                remedy="read it, and compute its loss, before optimizer.step()",
+                remedy="compute its loss before optimizer.step()",
             )
 
     @property
-    def predicted(self) -> Any:
-        if self._read is None:
+    def _is_late(self) -> bool:
+        captured = self.captured
+        assert isinstance(captured, DividedModule), "it made this prediction"
+        return captured.steps != self._steps
+
+    def _module(self, module: Any) -> Any:
+        values = {} if self.passes is None else self.passes.values
+        if not values:
             self.check_steps()
-        return super().predicted
+        copied = super()._module(module)
+        for part, mode in zip(copied.modules(), self._modes, strict=False):
+            part.training = mode
+        if self._is_late:
+            for name, array in values.items():
+                set_tensor_of(copied, name, array)
+        return copied
 
 
 #: Attributes that can be read before the loss.

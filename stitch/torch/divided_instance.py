@@ -28,12 +28,14 @@ from stitch.training import (
 MicroBatch = tuple[Any, Any]
 
 
-class _Pass:
-    """The forward and backward passes of a batch; `losses` are None before they run."""
+class Passes:
+    """The passes of a batch, forward and backward; `losses`, `values`: empty before they run."""
 
     def __init__(self, instance: DividedInstance, batches: Sequence[MicroBatch]) -> None:
         self._instance = weakref.ref(instance)
         self.batches, self.losses = batches, list[float]()
+        #: The parameters and states that they used: a prediction may be read after the step.
+        self.values: Mapping[str, Array] = {}
         self.is_mean = instance.loss_fn.reduction == "mean"
 
     def numpy(self) -> Array:
@@ -65,7 +67,7 @@ class DividedInstance:
         self._values, self._gradients = dict[str, Array](), dict[str, Array]()
         self._writes = dict[str, Array]()
         self._dropped = set[str]()
-        self._last: tuple[LossTensor, _Pass] | None = None
+        self._last: tuple[LossTensor, Passes] | None = None
         #: Whether `backward` was called since the last `zero_grad`, and since the last update.
         self._has_gradients = self._is_ready = False
         self.optimizer.bind(self)
@@ -82,14 +84,13 @@ class DividedInstance:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def compute_loss(self, batches: Sequence[MicroBatch]) -> LossTensor:
-        """Return the loss of a batch, which is computed when it is read."""
-        passes = _Pass(self, batches)
-        loss = LossTensor(self, passes)
-        self._last = loss, passes
-        return loss
+    def compute_loss(self, batches: Sequence[MicroBatch]) -> tuple[LossTensor, Passes]:
+        """Return the loss of a batch, which is computed when it is read, and its passes."""
+        passes = Passes(self, batches)
+        self._last = LossTensor(self, passes), passes
+        return self._last
 
-    def run(self, of: _Pass) -> None:
+    def run(self, of: Passes) -> None:
         """Run the passes of the last batch."""
         if self._last is None or of is not self._last[1]:
             raise UsageError(
@@ -106,7 +107,7 @@ class DividedInstance:
             self._gradients = self.training.gradients()
         self._take_writes(runs=True)
         of.losses = self.training.compute_gradients(of.batches)
-        of.batches = ()
+        of.batches, of.values = (), self._values
 
     def backward_of(self, loss: LossTensor, by: float) -> None:
         """Run the passes of a loss, whose gradients `update` uses."""
@@ -237,7 +238,7 @@ class DividedInstance:
             self.sharer.take_writes(runs=runs)
         if self._writes:
             self.training.set_tensors(self._writes)
-            self._values |= self._writes
+            self._values = self._values | self._writes
             self._writes = {}
 
     def _show_updated(self) -> None:

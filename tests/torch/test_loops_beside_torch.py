@@ -41,6 +41,17 @@ class Dropping(Net):
         return self.last(self.drop(torch.tanh(self.first(x))))
 
 
+class Counting(Net):
+    """Its predictions in training are not those of evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
 class Masked(nn.Module):
     """Two arguments of one type and shape, of which the caller may change the order."""
 
@@ -167,6 +178,29 @@ def test_the_first_loss_is_that_of_compile_and_a_prediction_is_of_its_step() -> 
     optimizer.zero_grad()
     with pytest.raises(UsageError, match="made before a step"):
         nn.MSELoss()(late, torch.zeros(12, 4))
+    with pytest.raises(UsageError, match="made before a step"):
+        late.argmax(1)
+
+
+@LONG
+@pytest.mark.parametrize("kind", [Net, Counting], ids=["plain", "with statistics"])
+@pytest.mark.parametrize("options", [{}, STAGES], ids=["one device", "several"])
+def test_accuracy_is_counted_after_the_step(options: dict[str, Any], kind: Any) -> None:
+    (eager, own), (net, optimizer) = made(kind, torch.optim.SGD), made(kind, torch.optim.SGD)
+    model = net.compile(optimizer=optimizer, **options)
+    for x, y in batches(3):
+        found, expected = model(x), eager(x)
+        for pred, of in ((found, optimizer), (expected, own)):
+            loss = LOSS(pred, y)
+            of.zero_grad()
+            loss.backward()
+            of.step()
+        right, wanted = (found.argmax(1) == y).sum(), (expected.argmax(1) == y).sum()
+        assert int(right) == int(wanted)
+        net.eval()
+        np.testing.assert_allclose(found.numpy(), expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+        net.train()
+    alike(net, eager)
 
 
 @LONG
