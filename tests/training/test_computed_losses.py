@@ -121,7 +121,8 @@ def test_what_is_no_number_is_refused_and_the_loss_still_goes_back() -> None:
     pred = model(x)
     loss = LOSS(pred, y)
     penalty = net.weight.square().sum()
-    for other in (penalty, pred.sum(), loss, loss.detach(), loss / 2):
+    assert float(loss + loss.detach()) == pytest.approx(2 * loss.item())
+    for other in (penalty, pred.sum(), loss, loss / 2):
         for left, right in ((loss, other), (other, loss)):
             with pytest.raises(UsageError, match="combined with numbers only") as caught:
                 left + right

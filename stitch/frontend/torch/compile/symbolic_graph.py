@@ -62,8 +62,12 @@ class GraphSymbols:
         """Read the arguments of a graph; symbols that no argument has by themselves are left out.
 
         Raises:
-            CompileError: a symbol has no value, or has no bounds that a named size can have.
+            CompileError: a symbol has no value, or has no bounds that a named size can have; or
+                torch has recorded no type of a result (random operators of checkpoints).
         """
+        for node in graph.nodes:
+            if node.op == "call_function" and "val" not in node.meta:
+                raise CompileError("torch has recorded no type of a result", got=node.name)
         found: dict[Any, tuple[tuple[int, int | None, bool], Any]] = {}
         for position, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
             value = node.meta.get("val")
