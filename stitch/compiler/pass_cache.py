@@ -9,7 +9,7 @@ they made where the answers are the same.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from stitch.compiler.compile_graph import prepare_graph
@@ -98,10 +98,14 @@ class PassCache:
         with self._lock:
             known, folded = self._folder.fold(graph, sizes)
             values = graph.values
+            read = {slot.value for slot in graph.outputs}
+            for number, operation in enumerate(graph.operations):
+                if number not in folded:
+                    read.update(operation.inputs)
             key = (
                 folded,
                 tuple([values[a].type.shape == values[b].type.shape for a, b in self._pairs]),
-                self._equal_constants(known),
+                self._equal_constants(known, read),
             )
             found = self._prepared.get(key)
             if found is not None and (self._is_typed or not check_types(graph)):
@@ -115,23 +119,24 @@ class PassCache:
                 self._prepared[key] = kept
             return prepared, placer
 
-    def _equal_constants(self, known: dict[int, Array]) -> tuple[int, ...]:
-        """Return for each constant the first one that is equal."""
-        firsts: dict[Hashable, list[int]] = {}
+    def _equal_constants(self, known: dict[int, Array], read: Set[int]) -> tuple[int, ...]:
+        """Return for each constant that is read the first constant that is equal."""
+        by_sample: dict[Hashable, list[int]] = {}
         found: list[int] = []
         for value, data in known.items():
-            alike = firsts.setdefault(_kept(self._samples, value, data, constant_sample), [])
-            first = alike[0] if alike and data.size <= SAMPLE else value
-            if alike and data.size > SAMPLE:
-                mine = _kept(self._digests, value, data, constant_digest)
-                equal = (
-                    other for other in alike
-                    if _kept(self._digests, other, known[other], constant_digest) == mine
-                )  # fmt: skip
-                first = next(equal, value)
-            if first == value:
+            alike = by_sample.setdefault(_kept(self._samples, value, data, constant_sample), [])
+            is_whole = data.size <= SAMPLE
+            if value in read:
+                equal: Iterable[int] = alike
+                if alike and not is_whole:
+                    mine = _kept(self._digests, value, data, constant_digest)
+                    equal = (
+                        other for other in alike
+                        if _kept(self._digests, other, known[other], constant_digest) == mine
+                    )  # fmt: skip
+                found.append(next(iter(equal), value))
+            if not (is_whole and alike):
                 alike.append(value)
-            found.append(first)
         return tuple(found)
 
 

@@ -376,22 +376,19 @@ def evaluate(
         kinds = infer_types(
             op, given, domain=domain, constants=arrays, attributes=attributes, outputs=outputs
         )
-    results = [np.empty(t.shape, t.data_type.compute_dtype) for t in kinds]
+    results = tuple([np.empty(t.shape, t.data_type.compute_dtype) for t in kinds])
+    definition = lookup(op, domain)
+    resolved = resolve_attributes(definition, attributes)
     with np.errstate(all="ignore"):
-        operands = [None if a is None else in_compute_type(a) for a in arrays]
-        steps = bind(
-            op,
-            operands,
-            results,
-            domain=domain,
-            attributes=attributes,
-            constant=[True] * len(arrays),
-            types=[t.data_type for t in kinds],
-        )
-        for step in steps:
+        operands = tuple([None if a is None else in_compute_type(a) for a in arrays])
+        rounded = tuple([t.data_type for t in kinds])
+        fixed = (True,) * len(operands)
+        for step in definition.steps(
+            KernelArguments(operands, results, resolved, fixed, types=rounded)
+        ):
             step()
         return tuple(
-            r.astype(t.data_type.dtype, copy=False) for r, t in zip(results, kinds, strict=True)
+            [r.astype(t.data_type.dtype, copy=False) for r, t in zip(results, kinds, strict=True)]
         )
 
 

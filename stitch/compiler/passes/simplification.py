@@ -155,7 +155,8 @@ class ConstantFolder:
             key = tuple([sizes[name] for name in names]) if sizes else ()
             found = kept.get(key)
             if found is None:
-                growth, steps, results = self._growth_of(operation, reads is None, graph)
+                types = _types_of(operation, graph.values)
+                growth, steps, results = _growth_of(operation, reads is None, *types)
             else:
                 growth, steps, results = found
             grown = growth - sum([known[v].nbytes for v in alone if v in known])
@@ -164,7 +165,7 @@ class ConstantFolder:
                     continue
                 if found is None:
                     arrays = [None if v == ABSENT else known[v] for v in operation.inputs]
-                    results = _fold(operation, graph.values, arrays, self._workspace_nbytes)
+                    results = _fold(operation, arrays, *types, self._workspace_nbytes)
             # Those of all sizes are those of one model, which is kept.
             if found is None and sizes and len(names) < len(sizes):
                 if len(kept) >= MOST_KEPT:
@@ -178,19 +179,20 @@ class ConstantFolder:
                 folded.append(number)
         return known, frozenset(folded)
 
-    @staticmethod
-    def _growth_of(
-        operation: Operation, is_shape: bool, graph: ComputationGraph
-    ) -> tuple[int, int, dict[int, Array] | None]:
-        """Return bytes and steps of the results of an operation; the results of Shape and Size."""
-        operands, types = _types_of(operation, graph.values)
-        for size in (size for kind in types for size in kind.shape if is_symbolic(size)):
-            int(size)  # The growth is known at one size only.
-        growth = sum([kind.nbytes for kind in types if not _is_index(kind)])
-        if is_shape:
-            shape = ops.known_by_type(operation, operands[0])
-            return growth, 0, None if shape is None else dict.fromkeys(operation.outputs, shape)
-        return growth, ops.estimated_steps(operation, operands, types), None
+
+def _growth_of(
+    operation: Operation, is_shape: bool, operands: list[ValueType | None], types: list[ValueType]
+) -> tuple[int, int, dict[int, Array] | None]:
+    """Return bytes and steps of the results of an operation; the results of Shape and Size."""
+    for kind in types:
+        for size in kind.shape:
+            if is_symbolic(size):
+                int(size)  # The growth is known at one size only.
+    growth = sum([kind.nbytes for kind in types if not _is_index(kind)])
+    if is_shape:
+        shape = ops.known_by_type(operation, operands[0])
+        return growth, 0, None if shape is None else dict.fromkeys(operation.outputs, shape)
+    return growth, ops.estimated_steps(operation, operands, types), None
 
 
 def _types_of(
@@ -208,36 +210,36 @@ def _is_index(kind: ValueType) -> bool:
 
 def _fold(
     operation: Operation,
-    values: Sequence[Value],
     arrays: Sequence[Array | None],
+    operands: list[ValueType | None],
+    types: list[ValueType],
     workspace_nbytes: int,
 ) -> dict[int, Array] | None:
     """Return the results of an operation by value, or None if it must stay."""
     if not is_repeatable(operation):
         return None
-    operands, types = _types_of(operation, values)
     try:
         symbolic = ops.symbolic_results(operation, arrays, types)
         if symbolic is not None:
             return dict(zip(operation.outputs, symbolic, strict=True))
         arrays = [None if data is None else np.asarray(data) for data in arrays]
+        given = [data for data in arrays if data is not None]
         taken = ops.kernel_workspace(
             operation.op, operands, types, domain=operation.domain, attributes=operation.attributes
         )
         if taken > workspace_nbytes:
             return None
-        claimed = claim(taken + 2 * sum(kind.nbytes for kind in types), f"folding {operation.op}")
-        with np.errstate(all="ignore"):
-            is_whole = len(types) == len(operation.outputs)
-            results = ops.evaluate_operation(operation, arrays, types if is_whole else None)
+        nbytes = sum([kind.nbytes for kind in types])
+        claimed = None
+        if nbytes + sum([data.nbytes for data in given]) >= SMALL_NBYTES:
+            claimed = claim(taken + 2 * nbytes, f"folding {operation.op}")
+        is_whole = len(types) == len(operation.outputs)
+        results = ops.evaluate_operation(operation, arrays, types if is_whole else None)
     except (StitchError, MemoryError):
         return None  # It will raise its own error at run time.
-    folded = {
-        v: np.array(data, order="C")
-        for v, data in zip(operation.outputs, results, strict=True)
-        if v != ABSENT
-    }
-    claimed.dispose()
+    folded = {v: data for v, data in zip(operation.outputs, results, strict=True) if v != ABSENT}
+    if claimed is not None:
+        claimed.dispose()
     for data in folded.values():
         if data.nbytes >= SMALL_NBYTES:
             claim_for(data, data.nbytes, f"for the result of {operation.op}, computed beforehand")
