@@ -38,13 +38,14 @@ from stitch.training import (
     PARALLEL_ALGORITHMS,
     LossTensor,
     PendingValue,
+    Prediction,
     TrainingInstance,
     check_algorithm,
-    is_loss_call,
     is_torch_optimizer,
+    keeps_examples,
     loss_of,
-    loss_of_call,
     refusing_backward,
+    view_text,
     weak_method,
 )
 
@@ -444,6 +445,13 @@ class DividedModule(CapturedModel):
             self.module, pairs[0][0], algorithm=self._algorithm, optimizer=self._optimizer,
             loss=loss, **options,
         )  # fmt: skip
+        shape = compiled.model.evaluation.output_type(0).shape
+        if len(pairs) > 1 and not keeps_examples(shape, loss.view):
+            raise UsageError(
+                "a batch is divided along the first axis of the prediction, which this loss moves",
+                where=view_text(loss.view), got=f"a prediction of shape {list(shape)}",
+                remedy="keep the examples on the first axis: pred.flatten(0, 1), pred[:, -1]",
+            )  # fmt: skip
         running = DividedInstance(compiled)
         try:
             share_module(self.module, running)
@@ -484,8 +492,10 @@ class DividedModule(CapturedModel):
         parts |= {f"argument {i}": value for i, value in enumerate(awaited.batch)}
         arrays = {name: _array(value) for name, value in parts.items()}
         lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
-        # One number is the label of each micro-batch: `IdentityLoss` ignores it.
-        if not arrays["the labels"].ndim and loss.reduction == "mean":
+        # One number is the label of each micro-batch: `IdentityLoss` ignores it. For a view of the
+        # prediction, an example may have several labels.
+        is_one = not arrays["the labels"].ndim and loss.reduction == "mean"
+        if is_one or (loss.view and len(lengths) > 1 and not lengths["the labels"] % count):
             del lengths["the labels"]
         length = next(iter(lengths.values()), 0)
         differ = len({*lengths.values()}) > 1
@@ -555,7 +565,7 @@ def _check_mean(loss: Any, label: Array, count: int) -> None:
         )  # fmt: skip
 
 
-class AwaitedPrediction:
+class AwaitedPrediction(Prediction):
     """A prediction of a model whose loss is not known yet: calling a loss function sets it."""
 
     __slots__ = ("_read", "batch", "captured", "future", "named")
@@ -572,22 +582,6 @@ class AwaitedPrediction:
         self.future: Any = None
         self._read: Any = None
 
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, arguments: Any = (), named: Any = None
-    ) -> Any:
-        if not is_loss_call(function):
-            if getattr(function, "__name__", "") not in _READ_BEFORE:
-                raise _no_value_yet()
-            values = [part.predicted if isinstance(part, cls) else part for part in arguments]
-            return function(*values, **(named or {}))
-        call = loss_of_call(function, arguments, named or {})
-        if not isinstance(call.pred, cls):
-            raise UsageError("the first argument of the loss function is not the prediction",
-                             got=f"{function.__name__}({type(call.pred).__name__})",
-                             remedy="loss_fn(prediction, labels)")  # fmt: skip
-        return call.pred.loss_with(call.loss, call.label)
-
     def loss_with(self, loss: Any, label: Any) -> LossTensor:
         """The loss of this prediction, which becomes the model's loss."""
         if self.captured is None:
@@ -595,12 +589,11 @@ class AwaitedPrediction:
             return result
         return self.captured.compute_loss(self, loss, label)
 
-    @property
-    def predicted(self) -> Any:
-        """The value of the prediction. Before the loss, a copy of the torch module computes it;
-        statistics and random numbers of the original do not change."""
+    def elements(self) -> Any:
+        """The prediction. Before the loss, a copy of the torch module computes it; statistics and
+        random numbers of the original do not change."""
         if self.future is not None:
-            return self.future
+            return self.future.elements()
         assert self.captured is not None, "there was no loss yet"
         if self._read is None:
             module = self._module(self.captured.module)
@@ -616,29 +609,14 @@ class AwaitedPrediction:
         """Return the copy of the module that computes the prediction."""
         return deepcopy(module)
 
+    def numpy(self) -> Array:
+        return np.asarray(_plain(self.elements()))
+
     def wait(self) -> AwaitedPrediction:
         """Wait for the prediction; before the loss nothing is queued."""
         if self.future is not None:
             self.future.wait()
         return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name in _READ_BEFORE:
-            return self.__array__ if name == "numpy" else getattr(self.predicted, name)
-        if self.future is None:
-            raise _no_value_yet()
-        return getattr(self.future, name)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.predicted[index]
-
-    def __len__(self) -> int:
-        return len(self.predicted)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.asarray(_plain(self.predicted), dtype)
 
     def __repr__(self) -> str:
         return f"<AwaitedPrediction {self.future!r}>" if self.future is not None else (
@@ -684,21 +662,6 @@ class DividedPrediction(AwaitedPrediction):
             for name, array in values.items():
                 set_tensor_of(copied, name, array)
         return copied
-
-
-#: Attributes that can be read before the loss.
-_READ_BEFORE = frozenset({
-    "argmax", "argmin", "argsort", "cpu", "data", "detach", "dim", "dtype", "item", "max", "min",
-    "ndim", "numel", "numpy", "shape", "size", "tolist", "topk",
-})  # fmt: skip
-
-
-def _no_value_yet() -> UsageError:
-    return UsageError(
-        "this prediction has no value yet: the model is compiled with its first loss",
-        remedy="call loss_fn(pred, y) with the prediction itself first: what changes it, such as a "
-        "reshape, belongs into the module's forward",
-    )
 
 
 def _copied(value: Any) -> Any:

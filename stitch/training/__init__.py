@@ -61,6 +61,7 @@ from stitch.training.optimizers import (
 from stitch.training.pending_values import (
     LossTensor,
     PendingValue,
+    Prediction,
     TensorFuture,
     live_training,
     refusing_backward,
@@ -103,6 +104,7 @@ from stitch.training.tensors import (
     random_key,
     with_part,
 )
+from stitch.training.views import keeps_examples, view_text
 
 if TYPE_CHECKING:
     from stitch.training.checkpoints import (
@@ -166,7 +168,8 @@ __all__ = [
     "LayerTask", "LayerTime", "LocalTaskBackend", "Loss", "LossTensor",
     "ModelCompilationResult", "ModelReader", "ModelTrainingInstance", "NAdam", "Optimizer",
     "Parameter", "PARALLEL_ALGORITHMS", "PendingValue", "PlacedSlots", "PlacementResult",
-    "ProgramEstimator", "RAdam", "RMSprop", "RuntimeArgument", "RuntimeBacking", "Schedule",
+    "Prediction", "ProgramEstimator", "RAdam", "RMSprop", "RuntimeArgument", "RuntimeBacking",
+    "Schedule", "keeps_examples", "view_text",
     "SearchResult", "SearchSolution", "Sharer", "SimulatedTime", "SlotKind", "TaskArgumentAccessor",
     "TaskBinding", "TaskImplementation", "TaskInvocation", "TaskSignature", "TaskStore",
     "TensorAccessor", "TensorFuture", "TensorSlot", "TorchOptimizer", "Trainable",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from stitch.argument_kinds import NUMBER, WHOLE, instance_of
 from stitch.errors import CompileError, UsageError, unknown
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, ValueType
+from stitch.training.views import View, view_from_config, view_text, viewed, viewed_type
 
 REDUCTIONS = ("mean", "sum")
 
@@ -25,6 +27,8 @@ class Loss(ABC):
     """
 
     name: ClassVar[str]
+    #: The shape operations between the prediction and the loss.
+    view: View = ()
 
     def __init__(self, reduction: str = "mean") -> None:
         if not isinstance(reduction, str) or reduction not in REDUCTIONS:
@@ -35,17 +39,29 @@ class Loss(ABC):
             )
         self.reduction = reduction
 
+    def of_view(self, view: View) -> Self:
+        """Return this loss of a view of the prediction."""
+        if not view:
+            return self
+        loss = copy.copy(self)
+        loss.view = view
+        return loss
+
     @abstractmethod
     def label_type(self, pred: ValueType) -> ValueType:
-        """Return shape and type of the labels for a prediction; raise `CompileError` if it is
-        invalid."""
+        """Return shape and type of the labels for a view of the prediction; raise `CompileError`
+        if it is invalid."""
 
     @abstractmethod
     def write(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> SymbolicTensor:
-        """Write the loss into a graph: float32 tensors in, a float32 scalar out."""
+        """Write the loss of a view of the prediction: float32 tensors in, a float32 scalar out."""
 
+    @final
     def check_label(self, label: Array, pred: ValueType) -> None:
         """Raise `UsageError` if an array cannot be the labels of a prediction."""
+        self._check_label(label, viewed_type(pred, self.view))
+
+    def _check_label(self, label: Array, pred: ValueType) -> None:
         expected = self.label_type(pred)
         if label.dtype.kind not in "fiub" and label.dtype != DataType.BFLOAT16.dtype:
             raise self.refusal("labels are not numbers", expected.text(), str(label.dtype))
@@ -62,9 +78,10 @@ class Loss(ABC):
         """Return the loss as a graph with inputs `pred_name` and `label` and output `loss`."""
         b = ComputationGraphBuilder(self.name)
         tensor = b.input(pred_name, pred.shape, pred.data_type)
-        kind = self.label_type(pred)
+        kind = self.label_type(viewed_type(pred, self.view))
         label = b.input("label", kind.shape, kind.data_type)
-        b.output("loss", self.write(b, b.cast(tensor, DataType.FLOAT32), label))
+        view = viewed(b.cast(tensor, DataType.FLOAT32), self.view)
+        b.output("loss", self.write(b, view, label))
         return b.build()
 
     def settings(self) -> dict[str, Any]:
@@ -79,7 +96,8 @@ class Loss(ABC):
 
     def config(self) -> dict[str, Any]:
         """Return the configuration that `loss_from_config` accepts."""
-        return {"loss": self.name, "reduction": self.reduction, **self.settings()}
+        view = {"view": list(self.view)} if self.view else {}
+        return {"loss": self.name, "reduction": self.reduction, **self.settings(), **view}
 
     def __call__(self, pred: Any, label: Any) -> Any:
         """Queue the loss of a compiled model's prediction; return a `LossTensor`."""
@@ -94,7 +112,8 @@ class Loss(ABC):
 
     def __repr__(self) -> str:
         more = "".join(f", {name}={value!r}" for name, value in self.settings().items())
-        return f"{type(self).__name__}(reduction={self.reduction!r}{more})"
+        of = f" of {view_text(self.view)}" if self.view else ""
+        return f"{type(self).__name__}(reduction={self.reduction!r}{more}){of}"
 
     def _reduced(self, b: ComputationGraphBuilder, each: Any) -> SymbolicTensor:
         return _scalar(b, "ReduceMean" if self.reduction == "mean" else "ReduceSum", each)
@@ -159,11 +178,11 @@ class _ClassIndexLoss(Loss):
         require_classes(self, pred, self.weight)
         return ValueType((pred.shape[0], *pred.shape[2:]), DataType.INT64)
 
-    def check_label(self, label: Array, pred: ValueType) -> None:
+    def _check_label(self, label: Array, pred: ValueType) -> None:
         if label.dtype.kind not in "iu":
             expected = self.label_type(pred).text()
             raise self.refusal("labels must be class indices", expected, str(label.dtype))
-        super().check_label(label, pred)
+        super()._check_label(label, pred)
         classes = pred.shape[1]
         if not label.size or (label.min() >= 0 and label.max() < classes):
             return
@@ -480,7 +499,7 @@ def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
         if last in REDUCTIONS and name in _BY_NAME:
             config = {"loss": name, "reduction": last}
     settings = dict(config)
-    named = str(settings.pop("loss", ""))
+    named, view = str(settings.pop("loss", "")), settings.pop("view", ())
     kind = _BY_NAME.get(named)
     if kind is None:
         raise unknown(
@@ -488,7 +507,7 @@ def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
             expected=", ".join(_BY_NAME) + ", each also with _mean or _sum",
         )  # fmt: skip
     try:
-        return kind(**settings)
+        return kind(**settings).of_view(view_from_config(view))
     except TypeError as error:
         takes = list(inspect.signature(kind).parameters)
         wrong = [word for word in settings if word not in takes]

@@ -1,4 +1,5 @@
-"""`PendingValue`: a tensor on a device, computed when it is read; `LossTensor`: a pending loss."""
+"""`PendingValue`: a tensor on a device, computed when it is read; `LossTensor`: a pending loss;
+`Prediction`: what a loss is computed of."""
 
 from __future__ import annotations
 
@@ -16,6 +17,15 @@ from stitch.program import Array
 from stitch.runtime import Tensor
 from stitch.training.from_torch import is_loss_call, loss_of_call
 from stitch.training.losses import Loss
+from stitch.training.views import (
+    VIEWS,
+    Step,
+    View,
+    step_of_call,
+    step_of_index,
+    view_text,
+    viewed,
+)
 
 if TYPE_CHECKING:
     from stitch.training.instance import TrainingInstance
@@ -29,27 +39,88 @@ class PredictionArray(np.ndarray[Any, Any]):
 def _operators(function: Callable[..., Any]) -> tuple[Any, Any]:
     """Return an operator and its reflected form."""
 
-    def forward(self: PendingValue, other: Any) -> Any:
+    def forward(self: ReadValue, other: Any) -> Any:
         return function(self.elements(), _elements(other))
 
-    def reflected(self: PendingValue, other: Any) -> Any:
+    def reflected(self: ReadValue, other: Any) -> Any:
         return function(_elements(other), self.elements())
 
     return forward, reflected
 
 
-class PendingValue:
-    """A pending value on a device; reading it runs the queue.
+class ReadValue:
+    """A value whose operators, indexing, methods and functions read its elements: torch computes
+    with them if it is loaded, else NumPy."""
 
-    Operators, indexing, methods and functions read it: torch computes with the elements if it is
-    loaded, else NumPy. `tensor` is the device's tensor, which other programs accept as input.
-    """
-
-    __slots__ = ("__weakref__", "tensor")
+    __slots__ = ()
     #: Makes NumPy use the operators of this class.
     __array_priority__ = 1000
     #: Whether losses depend on it.
     has_gradient = False
+
+    def elements(self) -> Any:
+        """Return the elements as a new tensor of torch if it is loaded, else as an array."""
+        raise NotImplementedError
+
+    __add__, __radd__ = _operators(operator.add)
+    __sub__, __rsub__ = _operators(operator.sub)
+    __mul__, __rmul__ = _operators(operator.mul)
+    __truediv__, __rtruediv__ = _operators(operator.truediv)
+    __floordiv__, __rfloordiv__ = _operators(operator.floordiv)
+    __mod__, __rmod__ = _operators(operator.mod)
+    __pow__, __rpow__ = _operators(operator.pow)
+    __matmul__, __rmatmul__ = _operators(operator.matmul)
+    __lt__, __gt__ = _operators(operator.lt)
+    __le__, __ge__ = _operators(operator.le)
+    __and__, __rand__ = _operators(operator.and_)
+    __or__, __ror__ = _operators(operator.or_)
+    __xor__, __rxor__ = _operators(operator.xor)
+    __eq__, __ne__ = _operators(operator.eq)[0], _operators(operator.ne)[0]
+    __hash__ = object.__hash__
+
+    def __invert__(self) -> Any:
+        return ~self.elements()
+
+    def __neg__(self) -> Any:
+        return -self.elements()
+
+    def __abs__(self) -> Any:
+        return abs(self.elements())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.elements()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.elements())
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the elements: of a tensor of torch if it is loaded, else of an
+        array."""
+        torch = sys.modules.get("torch")
+        kind: Any = np.ndarray if torch is None else torch.Tensor
+        if name.startswith("_") or not hasattr(kind, name):
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        _refuse_in_place(name)
+        if not callable(getattr(kind, name)):
+            return getattr(self.elements(), name)
+        return lambda *arguments, **named: getattr(self.elements(), name)(*arguments, **named)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        """Call a function of torch on the elements of pending values."""
+        _refuse_in_place(getattr(function, "__name__", ""))
+        return function(*_elements(arguments), **_elements(named or {}))
+
+
+class PendingValue(ReadValue):
+    """A pending value on a device; reading it runs the queue.
+
+    `tensor` is the device's tensor, which other programs accept as input.
+    """
+
+    __slots__ = ("__weakref__", "tensor")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -130,59 +201,10 @@ class PendingValue:
 
     __hash__ = object.__hash__
 
-    __add__, __radd__ = _operators(operator.add)
-    __sub__, __rsub__ = _operators(operator.sub)
-    __mul__, __rmul__ = _operators(operator.mul)
-    __truediv__, __rtruediv__ = _operators(operator.truediv)
-    __floordiv__, __rfloordiv__ = _operators(operator.floordiv)
-    __mod__, __rmod__ = _operators(operator.mod)
-    __pow__, __rpow__ = _operators(operator.pow)
-    __matmul__, __rmatmul__ = _operators(operator.matmul)
-    __lt__, __gt__ = _operators(operator.lt)
-    __le__, __ge__ = _operators(operator.le)
-    __and__, __rand__ = _operators(operator.and_)
-    __or__, __ror__ = _operators(operator.or_)
-    __xor__, __rxor__ = _operators(operator.xor)
-
-    def __invert__(self) -> Any:
-        return ~self.elements()
-
-    def __neg__(self) -> Any:
-        return -self.elements()
-
-    def __abs__(self) -> Any:
-        return abs(self.elements())
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.elements()[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.elements())
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the elements: of a tensor of torch if it is loaded, else of an
-        array."""
-        torch = sys.modules.get("torch")
-        kind: Any = np.ndarray if torch is None else torch.Tensor
-        if name.startswith("_") or not hasattr(kind, name):
-            raise AttributeError(f"{type(self).__name__} has no {name!r}")
-        _refuse_in_place(name)
-        if not callable(getattr(kind, name)):
-            return getattr(self.elements(), name)
-        return lambda *arguments, **named: getattr(self.elements(), name)(*arguments, **named)
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, arguments: Any = (), named: Any = None
-    ) -> Any:
-        """Call a function of torch on the elements of pending values."""
-        _refuse_in_place(getattr(function, "__name__", ""))
-        return function(*_elements(arguments), **_elements(named or {}))
-
 
 def _elements(value: Any) -> Any:
     """Return a value, or nested ones, with the elements of pending values in their place."""
-    if isinstance(value, PendingValue):
+    if isinstance(value, ReadValue):
         return value.elements()
     if type(value) in (list, tuple):
         return type(value)(map(_elements, value))
@@ -258,7 +280,7 @@ def _number(value: Any) -> float | None:
     """
     if isinstance(value, ComputedLoss) and value.is_detached:
         return value.item()
-    of_prediction = isinstance(value, PendingValue | PredictionArray | LossTensor)
+    of_prediction = isinstance(value, ReadValue | PredictionArray | LossTensor)
     if of_prediction or getattr(value, "requires_grad", False):
         raise UsageError(
             "a loss can be combined with numbers only: backward() has one loss",
@@ -446,11 +468,107 @@ class ComputedLoss(LossTensor):
 # Predictions
 
 
-class TensorFuture(PendingValue):
+class Prediction(ReadValue):
+    """A prediction, or a view of one: losses of torch and of Stitch take it.
+
+    Methods of torch that change shapes, and indices as `[..., :-1, :]`, return views of it.
+    """
+
+    __slots__ = ()
+    has_gradient = True
+
+    def loss_with(self, loss: Loss, label: Any) -> LossTensor:
+        """Queue a loss of this prediction."""
+        raise NotImplementedError
+
+    def numpy(self) -> Array:
+        """Return the elements as an array."""
+        raise NotImplementedError
+
+    def wait(self) -> Self:
+        """Wait for the elements, if they are queued."""
+        raise NotImplementedError
+
+    def viewed_by(self, step: Step) -> Prediction:
+        """Return a view of this prediction."""
+        return PredictionView(self, (step,))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self.numpy(), dtype)
+
+    def __len__(self) -> int:
+        return len(self.elements())
+
+    def __getitem__(self, index: Any) -> Any:
+        step = step_of_index(index)
+        return super().__getitem__(index) if step is None else self.viewed_by(step)
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if name == "contiguous":
+            return lambda: self
+        if name not in VIEWS:
+            return found
+
+        def called(*arguments: Any, **named: Any) -> Any:
+            step = step_of_call(name, arguments, named)
+            return found(*arguments, **named) if step is None else self.viewed_by(step)
+
+        return called
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        """Compute a loss of torch, or return a view; call other functions on the elements."""
+        if is_loss_call(function):
+            call = loss_of_call(function, arguments, named or {})
+            if not isinstance(call.pred, Prediction):
+                raise UsageError(
+                    "the first argument of a loss function is not the prediction",
+                    got=f"{function.__name__}({type(call.pred).__name__}, ...)",
+                    remedy="loss_fn(prediction, labels)",
+                )
+            return call.pred.loss_with(call.loss, call.label)
+        name = getattr(function, "__name__", "")
+        if name in VIEWS and arguments and isinstance(arguments[0], Prediction):
+            return getattr(arguments[0], name)(*arguments[1:], **(named or {}))
+        return super().__torch_function__(function, types, arguments, named)
+
+
+class PredictionView(Prediction):
+    """A prediction after shape operations, which become a part of its loss."""
+
+    __slots__ = ("prediction", "steps")
+
+    def __init__(self, prediction: Prediction, view: View) -> None:
+        self.prediction, self.steps = prediction, view
+
+    def loss_with(self, loss: Loss, label: Any) -> LossTensor:
+        return self.prediction.loss_with(loss.of_view(self.steps), label)
+
+    def viewed_by(self, step: Step) -> Prediction:
+        return PredictionView(self.prediction, (*self.steps, step))
+
+    def elements(self) -> Any:
+        return viewed(self.prediction.elements(), self.steps)
+
+    def numpy(self) -> Array:
+        array: Array = viewed(self.prediction.numpy(), self.steps)
+        return array
+
+    def wait(self) -> Self:
+        self.prediction.wait()
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {view_text(self.steps)} of {self.prediction!r}>"
+
+
+class TensorFuture(PendingValue, Prediction):
     """The prediction of a model in training for one batch."""
 
     __slots__ = ("_instance", "number")
-    has_gradient = True
 
     def __init__(self, instance: TrainingInstance, tensor: Tensor, number: int) -> None:
         super().__init__(tensor)
@@ -462,22 +580,6 @@ class TensorFuture(PendingValue):
         """The training that predicted it; raises `TaskError` if it has ended."""
         return live_training(self._instance())
 
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, arguments: Any = (), named: Any = None
-    ) -> Any:
-        """Compute a loss of torch by the model's loss program; call other functions on the
-        elements."""
-        if not is_loss_call(function):
-            return super().__torch_function__(function, types, arguments, named)
-        call = loss_of_call(function, arguments, named or {})
-        if not isinstance(call.pred, cls):
-            raise UsageError(
-                "the first argument of a loss is the prediction, the second the labels",
-                got=f"{function.__name__}({type(call.pred).__name__}, ...)",
-            )
-        return call.pred.loss_with(call.loss, call.label)
-
     def loss_with(self, loss: Loss, label: Any) -> LossTensor:
         """Queue the loss; raise `UsageError` if the model has another loss, or was called again."""
         instance = self.instance
@@ -485,6 +587,8 @@ class TensorFuture(PendingValue):
             raise UsageError(
                 "the model was compiled with another loss",
                 expected=repr(instance.loss_fn), got=repr(loss),
+                remedy="compile without loss=: the first loss function that is called is the "
+                "model's",
             )  # fmt: skip
         if self.number != instance.forwards:
             raise UsageError(

@@ -117,7 +117,7 @@ def test_a_computed_value_goes_nowhere_back() -> None:
         (pred * 2).mean().backward()
     with pytest.raises(UsageError, match="a loss can be combined with numbers only"):
         torch.nn.CrossEntropyLoss()(pred, Y) + pred.square().mean()
-    with pytest.raises(UsageError, match="first argument of a loss is the prediction"):
+    with pytest.raises(UsageError, match="first argument of a loss function is not the prediction"):
         torch.nn.MSELoss()(torch.ones(8, 5), pred)
     for use in (lambda p: p + "a", lambda p: ~p):
         with pytest.raises(TypeError):
