@@ -7,6 +7,7 @@ import math
 import operator
 import sys
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
@@ -48,7 +49,7 @@ def _operators(function: Callable[..., Any]) -> tuple[Any, Any]:
     return forward, reflected
 
 
-class ReadValue:
+class ReadValue(ABC):
     """A value whose operators, indexing, methods and functions read its elements: torch computes
     with them if it is loaded, else NumPy."""
 
@@ -58,9 +59,9 @@ class ReadValue:
     #: Whether losses depend on it.
     has_gradient = False
 
+    @abstractmethod
     def elements(self) -> Any:
         """Return the elements as a new tensor of torch if it is loaded, else as an array."""
-        raise NotImplementedError
 
     __add__, __radd__ = _operators(operator.add)
     __sub__, __rsub__ = _operators(operator.sub)
@@ -477,17 +478,17 @@ class Prediction(ReadValue):
     __slots__ = ()
     has_gradient = True
 
+    @abstractmethod
     def loss_with(self, loss: Loss, label: Any) -> LossTensor:
         """Queue a loss of this prediction."""
-        raise NotImplementedError
 
+    @abstractmethod
     def numpy(self) -> Array:
         """Return the elements as an array."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait(self) -> Self:
         """Wait for the elements, if they are queued."""
-        raise NotImplementedError
 
     def viewed_by(self, step: Step) -> Prediction:
         """Return a view of this prediction."""
