@@ -16,7 +16,7 @@ import pytest
 
 TABLE = Path(__file__).parent.parent / "campaigns.toml"
 #: Days in a row that have all campaigns.
-DAYS = 8
+DAYS = 10
 
 
 @dataclass(frozen=True, slots=True)
