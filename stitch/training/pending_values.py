@@ -490,6 +490,10 @@ class Prediction(ReadValue):
     def wait(self) -> Self:
         """Wait for the elements, if they are queued."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.elements().shape)
+
     def viewed_by(self, step: Step) -> Prediction:
         """Return a view of this prediction."""
         return PredictionView(self, (step,))
@@ -508,6 +512,8 @@ class Prediction(ReadValue):
         found = super().__getattr__(name)
         if name == "contiguous":
             return lambda: self
+        if name == "size" and callable(found):  # Of torch: it reads no elements.
+            return lambda dim=None: self.shape if dim is None else self.shape[dim]
         if name not in VIEWS:
             return found
 
@@ -547,6 +553,11 @@ class PredictionView(Prediction):
 
     def loss_with(self, loss: Loss, label: Any) -> LossTensor:
         return self.prediction.loss_with(loss.of_view(self.steps), label)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = viewed(np.empty(self.prediction.shape, np.bool_), self.steps).shape
+        return shape
 
     def viewed_by(self, step: Step) -> Prediction:
         return PredictionView(self.prediction, (*self.steps, step))
