@@ -155,11 +155,13 @@ def _traced(
     prepared: ComputationGraph, placer: GraphPlacer, graph: ComputationGraph,
     known: dict[int, Array],
 ) -> _Prepared | None:  # fmt: skip
-    """Return what the passes made, None if a value or a constant of it is not one of `graph`."""
+    """Return what the passes made, None if it has values or constants other than `graph`'s."""
     numbers = {id(value): index for index, value in enumerate(graph.values)}
     values = [numbers.get(id(value), ABSENT) for value in prepared.values]
     if ABSENT in values or len(numbers) < len(graph.values):
         return None
+    if any(values[v] in known for o in prepared.operations for v in o.outputs if v != ABSENT):
+        return None  # The passes had less memory for folding.
     constants: list[tuple[int, Array, Constant]] = []
     for constant in prepared.constants:
         data = known.get(values[constant.value])

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 from onnxruntime import InferenceSession
 
 import stitch
+from stitch.budget import allowing
 from stitch.errors import CompileError, StitchError, UsageError
 from tests.support.onnx.models import FLOAT, INT64, drawn, info, model
 
@@ -198,6 +199,28 @@ def test_a_number_that_an_operator_needs_names_its_node() -> None:
     assert dynamic.at(batch=7).program
     with pytest.raises(CompileError, match=r"batch == 7\n.*:shrink"):
         dynamic.at(batch=8)
+
+
+def test_what_is_not_folded_for_want_of_memory_is_folded_when_there_is_some() -> None:
+    case: Case = (
+        {"x": ["batch", 500], "z": ["length"]},
+        [SHAPE, FIRST, node("Range", ["zero", "n", "one"], ["r"]),
+         node("Cast", ["r"], ["f"], to=FLOAT), node("Unsqueeze", ["f", "axis"], ["c"]),
+         node("Mul", ["c", "row"], ["t"]), node("Cos", ["t"], ["e"]),
+         node("Add", ["x", "e"], ["a"]),
+         node("ReduceMax", ["z"], ["m"]), node("Shape", ["z"], ["l"]),
+         node("Expand", ["m", "l"], ["w"]),  # An identity where length is 1.
+         node("ReduceSum", ["w"], ["k"]), node("Add", ["a", "k"], ["y"])],
+        {"zero": scalar(0), "one": scalar(1), "axis": whole(1), "row": drawn(500)},
+    )  # fmt: skip
+    proto = made(case)
+    dynamic = stitch.compile(proto, dynamic_shapes=dims_of(case))
+    with allowing(1):
+        assert "Cos" in dynamic.at(batch=30, length=3).text()
+    check(proto, dynamic, case[0], session_of(proto), {"batch": 30, "length": 2})
+    with allowing(1):
+        assert "Cos" in dynamic.at(batch=30, length=1).text()
+    check(proto, dynamic, case[0], session_of(proto), {"batch": 31, "length": 1})
 
 
 BAD: list[tuple[Any, str]] = [

@@ -93,7 +93,7 @@ class _Candidate(NamedTuple):
     reads: frozenset[int] | None
     alone: list[int]
     names: list[str]
-    known: dict[tuple[int, ...], tuple[int, int, dict[int, Array] | None]]
+    known: dict[tuple[int, ...], tuple[int, int, dict[int, Array]]]
 
 
 #: Sizes for which the results of an operation are kept, and bytes of a result that is kept.
@@ -166,17 +166,18 @@ class ConstantFolder:
                 if found is None:
                     arrays = [None if v == ABSENT else known[v] for v in operation.inputs]
                     results = _fold(operation, arrays, *types, self._workspace_nbytes)
+            if results is None:
+                continue  # Also for want of memory, which may be free next time.
             # Those of all sizes are those of one model, which is kept.
             if found is None and sizes and len(names) < len(sizes):
                 if len(kept) >= MOST_KEPT:
                     kept.pop(next(iter(kept)))
                 if not names or growth <= KEPT_NBYTES:
                     kept[key] = growth, steps, results
-            if results is not None:
-                growth_left -= grown
-                steps_left -= steps
-                known.update(results)
-                folded.append(number)
+            growth_left -= grown
+            steps_left -= steps
+            known.update(results)
+            folded.append(number)
         return known, frozenset(folded)
 
 
