@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
@@ -212,13 +213,16 @@ class SegmentCosts:
 
     @staticmethod
     def _checked(seconds: float, where: str) -> float:
-        is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-        if not is_number or not 0 <= seconds < math.inf:
+        number = math.nan
+        if isinstance(seconds, Real) and not isinstance(seconds, bool):
+            with suppress(OverflowError):  # Also sums of np.int64 or np.float32 may overflow.
+                number = float(seconds)
+        if not 0 <= number < math.inf:
             raise UsageError(
                 "the cost estimator returned an impossible time", where=where,
-                expected="seconds of at least 0", got=repr(seconds),
+                expected="a number of seconds of at least 0", got=repr(seconds),
             )  # fmt: skip
-        return seconds
+        return number
 
     def _on(self, machine: Machine, first: int, end: int) -> _Seconds:
         """Return the seconds of an interval with values inside it where scratch is."""
@@ -245,9 +249,11 @@ class SegmentCosts:
         border |= {f"{name}.grad" for name in border}
 
         def seconds(role: str, outside: Set[str] = frozenset()) -> float:
-            graphs = range(first, end)
-            operations = sum(self._graph(machine, near, k, role, outside) for k in graphs)
-            return operations + launch if operations else 0.0
+            operations = sum(
+                self._graph(machine, near, k, role, outside) for k in range(first, end)
+            )
+            graphs = (getattr(segment, role) for segment in self.staged.stages[first:end])
+            return operations + launch if any(each and each.operations for each in graphs) else 0.0
 
         backward = seconds("backward", border)
         return _Seconds(

@@ -224,9 +224,17 @@ class Wrong:
         return self.moved
 
 
+def test_programs_that_take_as_long_as_an_empty_one_are_counted() -> None:
+    one = MachineSpecification.of(1, "tiny")
+    found = optimize(SMALL, one, Wrong(1.0), config(steps=2, recompute="all"))
+    # At least forward and backward passes of two batches, and the update.
+    assert found.cost_values.seconds >= 5
+
+
 def test_bad_input_is_one_error() -> None:
     two = MachineSpecification.of(2, "tiny")
-    for estimator in (Wrong(math.nan), Wrong(-1.0), Wrong(1.0, math.nan), Wrong(math.inf)):
+    wrong_times = (math.nan, -1.0, math.inf, 10**400)
+    for estimator in (*map(Wrong, wrong_times), Wrong(1.0, math.nan)):
         with pytest.raises(UsageError, match="impossible time"):
             optimize(SMALL, two, estimator, config(steps=2, recompute="all"))
     wrong: Any = object()
