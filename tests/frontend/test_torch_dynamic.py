@@ -219,3 +219,14 @@ def test_two_dims_of_axes_that_must_be_equal_are_refused_with_what_to_do() -> No
     with pytest.raises(CompileError, match="must always be equal") as caught:
         stitch.compile(Sum(), (torch.ones(3, 4), torch.ones(3, 4)), dynamic_shapes=shapes)
     assert caught.value.remedy == "give axes that must be equal one Dim"
+
+
+def test_sizes_that_a_decomposition_of_torch_fixes_are_guards() -> None:
+    halves = Layers(nn.AdaptiveMaxPool2d(2))
+    shapes = {"x": {2: stitch.Dim("height", 4, 16)}}
+    model = stitch.compile(halves, (torch.zeros(2, 3, 8, 4),), dynamic_shapes=shapes)
+    x = torch.randn(2, 3, 8, 4)
+    assert np.array_equal(model(x).numpy(), halves(x).numpy())
+    for height in (4, 9, 16):
+        with pytest.raises(CompileError, match=r"compiled for sizes with (.|\n)*height // 2"):
+            model(torch.randn(2, 3, height, 4))

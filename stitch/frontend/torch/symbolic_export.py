@@ -241,6 +241,21 @@ class TorchSizes:
         number = expression.subs(at)
         return bool(number) if number.is_Boolean else int(number)
 
+    def assume_equations(self, guards: Sequence[Any]) -> None:
+        """Record the equations among guards of torch (of sympy).
+
+        torch.export checks those of the module; its decompositions add others, unchecked.
+        """
+        for guard in guards:
+            if type(guard).__name__ != "Equality" or not guard.free_symbols <= self.names.keys():
+                continue
+            left, right = [self._expression(side) for side in guard.args]
+            if left is not None and right is not None:
+                self.sizes.decide(left, "==", right)
+            else:
+                for symbol in guard.free_symbols:
+                    self.sizes.specialise(Expression.of_name(self.names[symbol]))
+
     def _expression(self, given: Any) -> Expression | None:
         """Return an expression of torch's (of sympy) as ours; None if it has no equal."""
         if given.is_Symbol:
@@ -294,7 +309,14 @@ def torch_sizes(program: Any, dynamic: DynamicArguments) -> TorchSizes:
             shape = node.meta["val"].shape
             hints = tuple([s if isinstance(s, int) else int(s.node.hint) for s in shape])
             sizes.shape_of(node.name, hints)
-    return TorchSizes(sizes, names)
+    result = TorchSizes(sizes, names)
+    environments = [
+        node.meta["val"].fake_mode.shape_env for node in user_nodes if node.name in axes
+    ]
+    if environments:
+        sizes.locate = lambda: "a decomposition of torch"
+        result.assume_equations([guard.expr for guard in environments[0].guards])
+    return result
 
 
 #: Higher powers of a size have no equal.
