@@ -140,6 +140,16 @@ class Tensor(Handle):
             "torch.as_tensor(tensor) for a torch tensor"
         )
 
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: Sequence[Any] = (), named: Any = None
+    ) -> Any:
+        """Raise `TypeError` with a hint: torch calls this if a function of it gets a tensor."""
+        raise TypeError(
+            f"torch's {getattr(function, '__name__', function)} takes no device tensor: "
+            "pass torch.as_tensor(tensor)"
+        )
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("a tensor with 0 dimensions has no length")

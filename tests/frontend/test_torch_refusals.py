@@ -378,3 +378,8 @@ def test_an_argument_without_dense_elements_says_what_makes_one(said: str) -> No
     with pytest.raises(LayoutError, match="cannot become an array") as caught:
         model(without_elements()[said])
     assert remedies.get(said, said) in (caught.value.remedy or "")
+
+
+def test_a_random_operator_in_evaluation_mode_has_a_remedy_too() -> None:
+    with pytest.raises(CompileError, match=r"result is random(.|\n)*otherwise use torch\.compile"):
+        stitch.compile(torch.nn.RReLU().eval(), (torch.zeros(2),))

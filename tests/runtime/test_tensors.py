@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import stitch
 from stitch.errors import StitchError, UsageError
@@ -237,6 +238,19 @@ def test_what_arrays_have_and_tensors_have_not_is_named_with_what_has_it(name: s
         with pytest.raises(AttributeError, match=rf"no attribute '{name}': use tensor\.numpy\(\)"):
             getattr(tensor, name)
         assert not hasattr(tensor, name) and not hasattr(tensor, "__array_interface__")
+
+
+@pytest.mark.parametrize("call", ["relu", "cat", "copy"])
+def test_functions_of_torch_tell_how_a_device_tensor_becomes_one_of_torch(call: str) -> None:
+    calls: dict[str, Any] = {
+        "relu": torch.relu, "cat": lambda tensor: torch.cat([tensor, tensor]),
+        "copy": lambda tensor: torch.zeros(3).copy_(tensor),
+    }  # fmt: skip
+    with stitch.open_device("tiny") as device:
+        tensor = device.tensor(np.ones(3, np.float32))
+        with pytest.raises(TypeError, match=r"takes no device tensor: pass torch\.as_tensor"):
+            calls[call](tensor)
+        assert torch.equal(calls[call](torch.as_tensor(tensor))[:3], torch.ones(3))
 
 
 def test_tensors_are_compared_with_tensors_only_and_are_equal_to_themselves() -> None:

@@ -121,7 +121,8 @@ class RefusedNodes:
             return
         more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
         # Under torch.compile `remedy` is another one.
-        remedies = [EVAL_REMEDY] if self._random and self.remedy == COMPILE_REMEDY else []
+        eval_first = self._random and self.remedy == COMPILE_REMEDY
+        remedies = [EVAL_REMEDY, f"otherwise {COMPILE_REMEDY}"] if eval_first else []
         remedies += [error.remedy for _, error in self._errors if error.remedy]
         raise CompileError(
             "the module cannot be compiled:\n  - " + "\n  - ".join([*lines[:MAX_LINES], *more]),
