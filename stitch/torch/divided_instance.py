@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.errors import UsageError
+from stitch.errors import TaskError, UsageError
 from stitch.mesh import CompiledStages
 from stitch.program import Array, InputKind, TensorDesc
 from stitch.training import (
@@ -70,6 +70,8 @@ class DividedInstance:
         self._last: tuple[LossTensor, Passes] | None = None
         #: Whether `backward` was called since the last `zero_grad`, and since the last update.
         self._has_gradients = self._is_ready = False
+        #: Whether an update was sent whose weights torch could not get.
+        self._has_failed = False
         self.optimizer.bind(self)
 
     @property
@@ -146,7 +148,9 @@ class DividedInstance:
             self._show_updated()
         except BaseException:
             if self.steps > steps:  # An interrupted update was sent.
+                self._has_failed = True
                 self._show_updated()
+                self._has_failed = False
             raise
 
     def zero_grad(self) -> None:
@@ -234,6 +238,13 @@ class DividedInstance:
         self.training.set_tensors({n: state[n] for n in self._optimizer_names if n in state})
 
     def _take_writes(self, *, runs: bool) -> None:
+        if self._has_failed:
+            raise TaskError(
+                "the last update failed on a part of the devices: the module has the weights "
+                "before it, and the devices may have others",
+                remedy="close() this instance, load a checkpoint into the module and the optimizer "
+                "(load_state_dict), and compile the module again",
+            )
         if self.sharer is not None:
             self.sharer.take_writes(runs=runs)
         if self._writes:

@@ -186,6 +186,38 @@ def test_gradients_are_torchs_and_stay_as_they_are() -> None:
 
 
 @LONG
+def test_an_update_that_failed_on_a_device_ends_the_training(monkeypatch: Any) -> None:
+    (eager, optimizer), (net, theirs) = made(), made()
+    model = net.compile(optimizer=theirs, **HALVES)
+    trained(net, model, theirs, 1)
+    saved = copy.deepcopy((net.state_dict(), theirs.state_dict()))
+    theirs.zero_grad()
+    x, y = batches(2)[1]
+    LOSS(model(x), y).backward()
+    carrier = model.instance.training.mesh.client.carrier
+    start = carrier.start
+    with monkeypatch.context() as patch:
+        patch.setattr(carrier, "start", lambda device: (start(device), carrier._kill(device)))
+        carrier._kill("device1")
+        with pytest.raises(TaskError, match="failed on a part of its devices"):
+            theirs.step()
+    # The server is there again, and makes the update, which the module does not have.
+    assert all(torch.equal(value, saved[0][name]) for name, value in net.state_dict().items())
+    theirs.zero_grad()
+    with pytest.raises(TaskError, match=r"the last update failed(.|\n)*compile the module again"):
+        LOSS(model(x), y).backward()
+    model.instance.close()
+    net.load_state_dict(saved[0])
+    theirs.load_state_dict(saved[1])
+    model = net.compile(optimizer=theirs, **HALVES)
+    theirs.zero_grad()
+    LOSS(model(x), y).backward()
+    theirs.step()
+    trained(eager, eager, optimizer, 2)
+    alike(net, eager, 1e-5)
+
+
+@LONG
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     net, optimizer = made(has_norm=True)
     model = net.compile(optimizer=optimizer, **HALVES)
