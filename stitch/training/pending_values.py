@@ -599,8 +599,8 @@ class TensorFuture(PendingValue, Prediction):
             raise UsageError(
                 "the model was compiled with another loss",
                 expected=repr(instance.loss_fn), got=repr(loss),
-                remedy="compile without loss=: the first loss function that is called is the "
-                "model's",
+                remedy="call the loss that the model was compiled with, or compile it with another:"
+                " loss=lambda pred, y: loss_fn(pred.view(-1, classes), y)",
             )  # fmt: skip
         if self.number != instance.forwards:
             raise UsageError(

@@ -94,6 +94,19 @@ def test_on_several_devices_too(name: str) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["view", "function", "classes second", "shifted", "last word"])
+def test_a_function_that_is_given_as_the_loss_has_a_view(name: str) -> None:
+    (ids,) = batches_of(4)
+    module = Language()
+    way = LOSSES[name] if name != "shifted" else lambda p, y: CrossEntropyLoss()(
+        p[..., :-1, :].reshape(-1, CLASSES), y)  # fmt: skip
+    compiled = stitch.torch.compile(module, (ids,), optimizer=stitch.SGD(lr=0.1), loss=way)
+    labels = ids if name != "shifted" else ids[:, 1:].flatten()
+    loss = way(compiled(ids), labels)
+    expected = LOSSES[name](module(ids), ids)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_several_devices_refuse_a_view_that_moves_the_examples() -> None:
     module = Language()
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
