@@ -221,7 +221,8 @@ def _refuse_in_place(name: str) -> None:
     if name == "backward" or (name.endswith("_") and not name.endswith("__")):
         raise UsageError(
             f"a value computed from a prediction does not support {name}()",
-            remedy="call backward() on loss_fn(pred, y), or read value.numpy()",
+            remedy="call backward() on loss_fn(pred, y) with the prediction itself, the one tensor "
+            "that the module returns, or a view of it; or read value.numpy()",
         )
 
 
@@ -510,7 +511,9 @@ class Prediction(ReadValue):
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
-        if name == "contiguous":
+        # A loss computes in float32, and the elements are on the host.
+        is_same = name == "float" and str(self.dtype).endswith("float32")
+        if is_same or (name in ("contiguous", "cpu") and callable(found)):
             return lambda: self
         if name == "size" and callable(found):  # Of torch: it reads no elements.
             return lambda dim=None: self.shape if dim is None else self.shape[dim]
