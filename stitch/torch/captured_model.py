@@ -135,6 +135,8 @@ class CapturedModel:
         #: and whether arguments have names.
         self._parts = list[tuple[Any, bool]]()
         self._is_named = False
+        #: The shapes of predictions, by those of the arguments.
+        self.shapes = dict[str, tuple[int, ...]]()
         self.example: Sequence[Any] | Mapping[str, Any] | None = None
         self._algorithm, self._optimizer, self._loss = algorithm, optimizer, loss
         self._options = options
@@ -441,17 +443,16 @@ class DividedModule(CapturedModel):
         if options.get("parallel") is None:
             options.setdefault("accumulation_steps", self._count)
         pairs = self._micro_batches(awaited, loss, label)
+        is_split = len(pairs) > 1 and loss.view
+        if is_split and not keeps_examples(awaited.shape, loss.view):
+            raise _no_examples_first(awaited, loss)
         compiled = compile_module(
             self.module, pairs[0][0], algorithm=self._algorithm, optimizer=self._optimizer,
             loss=loss, **options,
         )  # fmt: skip
-        shape = compiled.model.evaluation.output_type(0).shape
-        if len(pairs) > 1 and not keeps_examples(shape, loss.view):
-            raise UsageError(
-                "a batch is divided along the first axis of the prediction, which this loss moves",
-                where=view_text(loss.view), got=f"a prediction of shape {list(shape)}",
-                remedy="keep the examples on the first axis: pred.flatten(0, 1), pred[:, -1]",
-            )  # fmt: skip
+        part = compiled.model.evaluation.output_type(0).shape
+        if is_split and [size * len(pairs) for size in part[:1]] != list(awaited.shape[:1]):
+            raise _no_examples_first(awaited, loss)
         running = DividedInstance(compiled)
         try:
             share_module(self.module, running)
@@ -553,6 +554,15 @@ class DividedModule(CapturedModel):
         set_tensor_of(self.module, name, array, index)
 
 
+def _no_examples_first(awaited: AwaitedPrediction, loss: Any) -> UsageError:
+    return UsageError(
+        "the first axis of the reshaped prediction is not that of the examples, along which a "
+        "batch is divided",
+        where=view_text(loss.view), got=f"a prediction of shape {list(awaited.shape)}",
+        remedy="keep the examples on the first axis: pred.flatten(0, 1), pred[:, -1]",
+    )  # fmt: skip
+
+
 def _check_mean(loss: Any, label: Array, count: int) -> None:
     """Raise `UsageError` if the mean of a batch is not that of its micro-batches' means."""
     ignored = getattr(loss, "ignore_index", None)
@@ -604,6 +614,25 @@ class AwaitedPrediction(Prediction):
             lambda each: refusing_backward(each.detach()) if torch.is_tensor(each) else each,
             self._read,
         )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self.future is not None:
+            found: tuple[int, ...] = self.future.shape
+            return found
+        assert self.captured is not None, "there was no loss yet"
+        # Reading it computes the prediction: once for each shape of the arguments.
+        leaves, form = pytree.tree_flatten((self.batch, self.named))
+        kinds = [getattr(leaf, "shape", leaf) for leaf in leaves]
+        key = repr((kinds, form, self.captured.module.training))
+        shapes = self.captured.shapes
+        if key not in shapes:
+            elements = self.elements()
+            if not torch.is_tensor(elements):
+                raise UsageError("the prediction of a model in training is one tensor",
+                                 got=type(elements).__name__)  # fmt: skip
+            shapes[key] = tuple(elements.shape)
+        return shapes[key]
 
     def _module(self, module: Any) -> Any:
         """Return the copy of the module that computes the prediction."""

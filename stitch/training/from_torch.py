@@ -29,7 +29,6 @@ from stitch.training.losses import (
     loss_from_config,
 )
 from stitch.training.optimizers import OPTIMIZERS, SGD, Optimizer
-from stitch.training.views import VIEWS, Step, View, step_of_call, step_of_index
 
 # --------------------------------------------------------------------------------------------------
 # Losses
@@ -66,45 +65,20 @@ def is_loss_call(function: Any) -> bool:
 
 
 class _Probe:
-    """A stand-in for prediction and labels that records its view, and which loss takes it."""
-
-    def __init__(self, steps: View = ()) -> None:
-        self.steps = steps
-
-    def loss_with(self, loss: Loss, label: Any) -> LossCall:
-        return LossCall(loss, self, label)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in VIEWS:
-            raise AttributeError(name)
-        if name == "contiguous":
-            return lambda: self
-        return lambda *arguments, **named: self._viewed_by(step_of_call(name, arguments, named))
-
-    def __getitem__(self, index: Any) -> _Probe:
-        return self._viewed_by(step_of_index(index))
-
-    def _viewed_by(self, step: Step | None) -> _Probe:
-        if step is None:
-            raise TypeError("not a view")
-        return _Probe((*self.steps, step))
+    """A stand-in for prediction and labels that records which torch loss is called on it."""
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, arguments: Sequence[Any] = (),
         named: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        name = getattr(function, "__name__", "")
-        if name in VIEWS and arguments and isinstance(arguments[0], cls):
-            return getattr(arguments[0], name)(*arguments[1:], **(named or {}))
         return loss_of_call(function, arguments, named or {})
 
 
 def loss_of(loss: Any) -> Loss:
     """Return the loss for anything that `ANY_LOSS` accepts; raise `UsageError` for others.
 
-    A torch loss is called on stand-ins, which record the function of torch, its settings, and the
-    view of the prediction that it is called on.
+    A torch loss is called on stand-ins, which record the function of torch and its settings.
     """
     if isinstance(loss, Loss | str | Mapping):
         return loss_from_config(loss)  # type: ignore[arg-type]  # a mapping is a dict there
@@ -116,7 +90,7 @@ def loss_of(loss: Any) -> Loss:
         raise _unknown(_named(loss)) from error
     if not isinstance(call, LossCall) or not isinstance(call.pred, _Probe):
         raise _unknown(_named(loss))
-    return call.loss.of_view(call.pred.steps)
+    return call.loss
 
 
 def loss_of_call(

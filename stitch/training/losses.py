@@ -14,7 +14,14 @@ from stitch.argument_kinds import NUMBER, WHOLE, instance_of
 from stitch.errors import CompileError, UsageError, unknown
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, ValueType
-from stitch.training.views import View, view_from_config, view_text, viewed, viewed_type
+from stitch.training.views import (
+    View,
+    view_config,
+    view_from_config,
+    view_text,
+    viewed,
+    viewed_type,
+)
 
 REDUCTIONS = ("mean", "sum")
 
@@ -96,7 +103,7 @@ class Loss(ABC):
 
     def config(self) -> dict[str, Any]:
         """Return the configuration that `loss_from_config` accepts."""
-        view = {"view": list(self.view)} if self.view else {}
+        view = {"view": view_config(self.view)} if self.view else {}
         return {"loss": self.name, "reduction": self.reduction, **self.settings(), **view}
 
     def __call__(self, pred: Any, label: Any) -> Any:

@@ -9,6 +9,7 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
@@ -20,8 +21,8 @@ from stitch.training.from_torch import is_loss_call, loss_of_call
 from stitch.training.losses import Loss
 from stitch.training.views import (
     VIEWS,
-    Step,
     View,
+    shape_after,
     step_of_call,
     step_of_index,
     view_text,
@@ -76,8 +77,6 @@ class ReadValue(ABC):
     __and__, __rand__ = _operators(operator.and_)
     __or__, __ror__ = _operators(operator.or_)
     __xor__, __rxor__ = _operators(operator.xor)
-    __eq__, __ne__ = _operators(operator.eq)[0], _operators(operator.ne)[0]
-    __hash__ = object.__hash__
 
     def __invert__(self) -> Any:
         return ~self.elements()
@@ -492,12 +491,18 @@ class Prediction(ReadValue):
         """Wait for the elements, if they are queued."""
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.elements().shape)
+        """The shape, which reads no elements."""
 
-    def viewed_by(self, step: Step) -> Prediction:
-        """Return a view of this prediction."""
-        return PredictionView(self, (step,))
+    @property
+    def whole(self) -> tuple[Prediction, View]:
+        """The prediction that this is a view of, and the view."""
+        return self, ()
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self.numpy(), dtype)
@@ -505,26 +510,45 @@ class Prediction(ReadValue):
     def __len__(self) -> int:
         return len(self.elements())
 
+    def __bool__(self) -> bool:
+        return bool(self.elements())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else repr(self)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.numpy().__dlpack_device__()
+
     def __getitem__(self, index: Any) -> Any:
-        step = step_of_index(index)
-        return super().__getitem__(index) if step is None else self.viewed_by(step)
+        whole, view = self.whole
+        step = step_of_index(lambda: whole.shape, view, index)
+        return super().__getitem__(index) if step is None else PredictionView(whole, (*view, step))
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
+        if name in VIEWS:
+            return partial(self._reshaped, name, found)
+        if name in _OF_SHAPE and callable(found):  # Of torch.
+            return partial(_OF_SHAPE[name], self.shape)
         # A loss computes in float32, and the elements are on the host.
         is_same = name == "float" and str(self.dtype).endswith("float32")
         if is_same or (name in ("contiguous", "cpu") and callable(found)):
-            return lambda: self
-        if name == "size" and callable(found):  # Of torch: it reads no elements.
-            return lambda dim=None: self.shape if dim is None else self.shape[dim]
-        if name not in VIEWS:
-            return found
+            return lambda **_: self
+        return found
 
-        def called(*arguments: Any, **named: Any) -> Any:
-            step = step_of_call(name, arguments, named)
-            return found(*arguments, **named) if step is None else self.viewed_by(step)
-
-        return called
+    def _reshaped(self, name: str, read: Any, *arguments: Any, **named: Any) -> Any:
+        whole, view = self.whole
+        step = step_of_call(whole.shape, view, name, arguments, named)
+        return read(*arguments, **named) if step is None else PredictionView(whole, (*view, step))
 
     @classmethod
     def __torch_function__(
@@ -546,38 +570,48 @@ class Prediction(ReadValue):
         return super().__torch_function__(function, types, arguments, named)
 
 
+#: Methods of torch that read the shape only.
+_OF_SHAPE: dict[str, Callable[..., Any]] = {
+    "dim": len, "numel": math.prod,
+    "size": lambda shape, dim=None: shape if dim is None else shape[dim],
+}  # fmt: skip
+
+
 class PredictionView(Prediction):
     """A prediction after shape operations, which become a part of its loss."""
 
-    __slots__ = ("prediction", "steps")
+    __slots__ = ("__weakref__", "_steps", "_whole")
 
-    def __init__(self, prediction: Prediction, view: View) -> None:
-        self.prediction, self.steps = prediction, view
+    def __init__(self, whole: Prediction, steps: View) -> None:
+        self._whole, self._steps = whole, steps
 
-    def loss_with(self, loss: Loss, label: Any) -> LossTensor:
-        return self.prediction.loss_with(loss.of_view(self.steps), label)
+    @property
+    def whole(self) -> tuple[Prediction, View]:
+        return self._whole, self._steps
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = viewed(np.empty(self.prediction.shape, np.bool_), self.steps).shape
-        return shape
+        return shape_after(self._whole.shape, self._steps)
 
-    def viewed_by(self, step: Step) -> Prediction:
-        return PredictionView(self.prediction, (*self.steps, step))
+    def loss_with(self, loss: Loss, label: Any) -> LossTensor:
+        return self._whole.loss_with(loss.of_view(self._steps), label)
 
     def elements(self) -> Any:
-        return viewed(self.prediction.elements(), self.steps)
+        return viewed(self._whole.elements(), self._steps)
 
     def numpy(self) -> Array:
-        array: Array = viewed(self.prediction.numpy(), self.steps)
+        array: Array = viewed(self._whole.numpy(), self._steps)
         return array
 
     def wait(self) -> Self:
-        self.prediction.wait()
+        self._whole.wait()
         return self
 
+    __eq__, __ne__ = _operators(operator.eq)[0], _operators(operator.ne)[0]
+    __hash__ = object.__hash__
+
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {view_text(self.steps)} of {self.prediction!r}>"
+        return f"<{type(self).__name__} {view_text(self._steps)} of {self._whole!r}>"
 
 
 class TensorFuture(PendingValue, Prediction):
@@ -602,8 +636,8 @@ class TensorFuture(PendingValue, Prediction):
             raise UsageError(
                 "the model was compiled with another loss",
                 expected=repr(instance.loss_fn), got=repr(loss),
-                remedy="call the loss that the model was compiled with, or compile it with another:"
-                " loss=lambda pred, y: loss_fn(pred.view(-1, classes), y)",
+                remedy="compile it with that loss, or a torch module without loss=: its first loss "
+                "is the model's",
             )  # fmt: skip
         if self.number != instance.forwards:
             raise UsageError(
