@@ -444,7 +444,9 @@ class DividedModule(CapturedModel):
             options.setdefault("accumulation_steps", self._count)
         pairs = self._micro_batches(awaited, loss, label)
         is_split = len(pairs) > 1 and loss.view
-        if is_split and not keeps_examples(awaited.shape, loss.view):
+        if is_split and not (
+            awaited.shape[:1] == (self._length,) and keeps_examples(awaited.shape, loss.view)
+        ):
             raise _no_examples_first(awaited, loss)
         compiled = compile_module(
             self.module, pairs[0][0], algorithm=self._algorithm, optimizer=self._optimizer,

@@ -215,9 +215,13 @@ def _elements(value: Any) -> Any:
     return value if torch is None or not is_array else torch.from_numpy(value)
 
 
+#: Methods of torch that change or keep the gradient of a tensor.
+_OF_GRADIENT = frozenset({"backward", "register_hook", "retain_grad"})
+
+
 def _refuse_in_place(name: str) -> None:
-    """Raise `UsageError` for `backward`, and for methods of torch that write in place."""
-    if name == "backward" or (name.endswith("_") and not name.endswith("__")):
+    """Raise `UsageError` for methods of torch that write in place, or to the gradient."""
+    if name in _OF_GRADIENT or (name.endswith("_") and not name.endswith("__")):
         raise UsageError(
             f"a value computed from a prediction does not support {name}()",
             remedy="call backward() on loss_fn(pred, y) with the prediction itself, the one tensor "

@@ -164,7 +164,8 @@ def keeps_examples(shape: Shape, view: View) -> bool:
     if not shape:
         return not view
     for done, (name, arguments) in enumerate(view):
-        if name in ("permute", "index") and arguments[:1] not in ((0,), (_WHOLE,)):
+        kept = {"permute": (0,), "index": (_WHOLE,)}.get(name)
+        if kept is not None and arguments[:1] != kept:
             return False
         after = shape_after(shape, view[: done + 1])
         # The elements of an example are whole entries of the first axis.

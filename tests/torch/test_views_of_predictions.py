@@ -145,6 +145,9 @@ def test_what_is_computed_of_a_view_has_no_backward() -> None:
         pred = model(ids)
         with pytest.raises(UsageError, match=r"does not support backward\(\)"):
             (pred.view(-1, CLASSES) * 2).sum().backward()
+        for wanted in (pred, pred[:, 1:]):
+            with pytest.raises(UsageError, match=r"does not support register_hook\(\)"):
+                wanted.register_hook(lambda gradient: 2 * gradient)
         view = pred[:, 1:].flatten(1)
         expected = module(ids)[:, 1:].flatten(1)
         torch.testing.assert_close(torch.tensor(view.numpy()), expected.detach())
@@ -264,7 +267,7 @@ def test_views_that_mix_examples_are_known() -> None:
             assert step is not None
             view = (*view, step)
         assert not keeps_examples(shape, view)
-    for index in ((..., slice(None, None, 3)), (..., 7), slice(1)):
+    for index in ((..., slice(None, None, 3)), (..., 7), (..., 0), slice(1)):
         step = step_of_index(lambda: (10,), (), index)
         assert step is not None and not keeps_examples((10,), (step,))
     assert step_of_call((4, 3), (), "view", (torch.int32,), {}) is None
@@ -275,17 +278,21 @@ def test_views_that_mix_examples_are_known() -> None:
     assert CrossEntropyLoss().of_view(()).config() == CrossEntropyLoss().config()
 
 
-def test_a_module_whose_first_axis_is_not_the_batch_is_refused_on_several_devices() -> None:
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_a_module_whose_first_axis_is_not_the_batch_is_refused_on_several_devices(
+    is_flat: bool,
+) -> None:
     class Turned(Language):
         def forward(self, ids: Any) -> Any:
-            return super().forward(ids).transpose(0, 1)
+            turned = super().forward(ids).transpose(0, 1)
+            return turned.flatten(0, 1) if is_flat else turned
 
     module = Turned()
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     model = stitch.torch.compile(module, optimizer=optimizer, devices=2, algorithm="data_parallel")
     (ids,) = batches_of(WORDS)
     with pytest.raises(UsageError, match="is not that of the examples"):
-        F.cross_entropy(model(ids).flatten(0, 1), ids.T.flatten())
+        F.cross_entropy(model(ids).reshape(-1, CLASSES), ids.T.flatten())
 
 
 def test_what_is_read_of_a_first_prediction_of_a_view_and_of_a_later_one_is_alike() -> None:
