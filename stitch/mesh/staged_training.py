@@ -8,6 +8,7 @@ are finite, so a failure before leaves every stage as it was.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -682,10 +683,13 @@ class StagedTraining:
         """Return the gradients of the last step, before clipping, by parameter."""
         self._check_usable()
         made: dict[str, Array] = {}
-        for each in self._first:
+        # The update adds those of the other replicas to the first one's.
+        for each in itertools.chain(*(self._stages if self._losses else self._stages[:1])):
             own = each.stage.parameters
             arrays = each.read([parameter.gradient for parameter in own]) if own else {}
-            made |= {parameter.name: arrays[parameter.gradient] for parameter in own}
+            for parameter in own:
+                more, before = arrays[parameter.gradient], made.get(parameter.name)
+                made[parameter.name] = more if before is None else before + more
         return self._divided.joined(made)
 
     def close(self) -> None:

@@ -321,3 +321,15 @@ def test_an_optimizer_and_a_loss_of_stitch_drive_a_loop_of_several_devices() -> 
         optimizer.zero_grad()
         assert loss.item() == pytest.approx(value, rel=1e-5)
     alike(net, eager, 1e-5)
+
+
+def test_gradients_of_replicas_are_those_of_the_whole_batch() -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3)
+    theirs, x, y = copy.deepcopy(module), torch.randn(6, 4), torch.randn(6, 3)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    model = stitch.torch.compile(module, optimizer=optimizer, devices=3, algorithm="data_parallel")
+    for each in (model, theirs):
+        nn.MSELoss()(each(x), y).backward()
+    for name, value in theirs.named_parameters():
+        torch.testing.assert_close(module.get_parameter(name).grad, value.grad)
