@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
 from stitch.files import open_file, unreadable
@@ -28,7 +29,7 @@ from stitch.frontend.torch.aten_call import check_dense, torch_type_of
 from stitch.frontend.torch.decompositions import EXPORTED_DECOMPOSITIONS, or_whole
 from stitch.frontend.torch.lowering import KEPT_WHOLE
 from stitch.frontend.torch.plain_values import Arguments, with_plain_values
-from stitch.frontend.torch.refused_nodes import failure_location
+from stitch.frontend.torch.refused_nodes import failure_location, location_of
 from stitch.frontend.torch.symbolic_export import DynamicArguments, dynamic_arguments
 from stitch.frontend.torch.tensor_bytes import tensor_on
 from stitch.frontend.torch.torch_internals import (
@@ -44,6 +45,7 @@ from stitch.program import TensorDesc, ValueType
 
 Examples = Sequence[Any] | Mapping[str, Any]
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_DETACH = torch.ops.aten.detach.default
 _DEPENDS_ON_DATA = ("data-dependent", "data dependent", "unbacked", "GuardOnDataDependent")
 
 
@@ -72,8 +74,13 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def exported(module: Any, examples: Examples, dynamic_shapes: Any = None) -> Capture:
+def exported(
+    module: Any, examples: Examples, dynamic_shapes: Any = None, *, trains: bool = False
+) -> Capture:
     """Export a module; `dynamic_shapes` has the named sizes of its arguments.
+
+    With `trains`, aliases that `stops_gradient` knows are what forward detaches, or computes
+    without gradients.
 
     Raises:
         CompileError: its control flow depends on data (the error names the line), torch cannot
@@ -94,7 +101,9 @@ def exported(module: Any, examples: Examples, dynamic_shapes: Any = None) -> Cap
         _load_exporter()
         try:
             with _containers_restored(module):
-                capture = _captured(module, examples, dynamic_shapes)
+                capture = _captured(module, examples, dynamic_shapes, trains)
+            if trains:
+                _detach_operands(capture.program)
             return replace(capture, program=_decomposed(capture.program))
         except StitchError:
             raise
@@ -221,7 +230,7 @@ def _refuse_scripts(module: Any) -> None:
     )
 
 
-def _captured(module: Any, examples: Examples, dynamic_shapes: Any) -> Capture:
+def _captured(module: Any, examples: Examples, dynamic_shapes: Any, trains: bool) -> Capture:
     call = _arguments(examples)
     if dynamic_shapes is not None:
         if isinstance(module, torch.export.ExportedProgram):
@@ -247,10 +256,59 @@ def _captured(module: Any, examples: Examples, dynamic_shapes: Any) -> Capture:
         leaves = [node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in traced]
         return Capture(program, call, spec.unflatten(leaves))
     twin, (arguments, named), calls = with_plain_values(module, call)
-    with torch.no_grad():
+    with torch.set_grad_enabled(trains), _OwnGradients() if trains else nullcontext():
         program = torch.export.export(twin, arguments, named)
     _warn_of_numbers(calls.changed_numbers, type(module).__name__)
     return Capture(program, call, calls.results)
+
+
+class _OwnGradients(TorchFunctionMode):  # type: ignore[misc]  # untyped
+    """Refuses functions with a `backward` of their own: torch exports their `forward` only."""
+
+    _applies = torch.autograd.Function.apply.__func__.__code__
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        if not torch.is_grad_enabled() and any(
+            getattr(value, "requires_grad", False) for value in pytree.tree_leaves(arguments)
+        ):
+            frame: Any = sys._getframe(1)
+            while frame is not None and frame.f_code is not self._applies:
+                frame = frame.f_back
+            if frame is not None:
+                raise CompileError(
+                    "torch.export does not see the backward of a torch.autograd.Function",
+                    where=frame.f_locals["cls"].__name__,
+                    remedy="torch.compile(module, backend='stitch'), which does; or "
+                    "x + (y - x).detach(); or checkpoint(use_reentrant=False)",
+                )
+        return function(*arguments, **(named or {}))
+
+
+def _detach_operands(program: Any) -> None:
+    """Detach what the parts of a program under `torch.no_grad` read."""
+    graph, parameters = program.graph, program.graph_signature.inputs_to_parameters
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.detach_.default:
+            raise CompileError("detach_() cannot be trained", where=location_of(node),
+                               remedy="x = x.detach()")  # fmt: skip
+        if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
+            continue
+        for operand in node.all_input_nodes:
+            is_read = operand.op == "placeholder" and operand.name not in parameters
+            if torch.is_tensor(operand.meta.get("val")) and not is_read:
+                with graph.inserting_before(node):
+                    detached = graph.call_function(_DETACH, (operand,))
+                detached.meta = dict(operand.meta)
+                node.replace_input_with(operand, detached)
+
+
+def stops_gradient(node: Any) -> bool:
+    """Whether a node of a program that trains is a detached tensor."""
+    return node.target is torch.ops.aten.alias.default and any(
+        source.target == str(_DETACH) for source in node.meta.get("from_node", ())
+    )
 
 
 def _warn_of_numbers(changed: Mapping[str, tuple[Any, Any]], title: str) -> None:

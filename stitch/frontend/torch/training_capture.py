@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import cache, partial
 from operator import attrgetter
@@ -14,8 +14,14 @@ import torch
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import array_of, check_dense, data_type_of
 from stitch.frontend.torch.aten_walk import lower_graph
-from stitch.frontend.torch.export import Examples, blaming_examples, exported, tensor_of
-from stitch.frontend.torch.lowering import KEY_NAME, give_key
+from stitch.frontend.torch.export import (
+    Examples,
+    blaming_examples,
+    exported,
+    stops_gradient,
+    tensor_of,
+)
+from stitch.frontend.torch.lowering import KEY_NAME, detached, embedded, give_key
 from stitch.frontend.torch.tensor_bytes import array_on
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, InputKind
@@ -87,7 +93,7 @@ class _Capture:
         """`states`: the buffers that are inputs; None: those that the forward pass changes, whose
         next values are outputs."""
         self.title, self._source = title, (module, examples)
-        self.program = exported(module, examples).program
+        self.program = exported(module, examples, trains=states is None).program
         self.builder = ComputationGraphBuilder(title)
         self.values: dict[str, Array] = {}
         self.has_key = give_key(self.program.graph)
@@ -113,6 +119,7 @@ class _Capture:
         for spec, node in zip(specs, nodes, strict=True):
             if spec.kind is _INPUT.USER_INPUT and node.users:
                 bindings[node.name]()
+        self._stop_gradients(nodes)
         with blaming_examples(*self._source):
             outputs = lower_graph(
                 self.program.graph, self.builder, bindings, self._attribute, self.title
@@ -120,6 +127,23 @@ class _Capture:
         _refuse_overlaps(self._read, self.title)
         self._declare(outputs)
         return self.builder.build(), self.values
+
+    def _stop_gradients(self, inputs: Sequence[Any]) -> None:
+        """Mark the nodes through which no gradient flows to a trained parameter in torch."""
+        specs = self.program.graph_signature.input_specs
+        dependent = {
+            node for spec, node in zip(specs, inputs, strict=True)
+            if spec.kind is _INPUT.PARAMETER and tensor_of(self.program, spec).requires_grad
+        }  # fmt: skip
+        for node in self.program.graph.nodes:
+            if dependent.isdisjoint(node.all_input_nodes):
+                continue
+            if stops_gradient(node):
+                node.target = detached
+                continue
+            if node.target is torch.ops.aten.embedding.default and node.args[0] in dependent:
+                node.target = embedded
+            dependent.add(node)
 
     def _key(self) -> SymbolicTensor:
         return self.builder.input(KEY_NAME, (1,), DataType.INT64, InputKind.KEY)

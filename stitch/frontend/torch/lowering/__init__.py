@@ -31,6 +31,7 @@ from stitch.frontend.torch.lowering import (
     window_operators,
 )  # fmt: skip
 from stitch.frontend.torch.lowering.backward_operators import POOL_DECOMPOSITIONS, join_selected
+from stitch.frontend.torch.lowering.picked_elements import embedded
 from stitch.frontend.torch.lowering.random_numbers import (
     KEY_LIMIT,
     KEY_NAME,
@@ -39,6 +40,7 @@ from stitch.frontend.torch.lowering.random_numbers import (
     SAVE_STATE,
     give_key,
 )
+from stitch.frontend.torch.lowering.single_elements import detached
 from stitch.frontend.torch.torch_internals import OpOverload, check
 
 aten = torch.ops.aten
@@ -91,5 +93,5 @@ CHECKS = frozenset((
 __all__ = [
     "CHECKS", "COMPLEX_LOWERINGS", "KEPT_BY_AUTOGRAD", "KEPT_WHOLE", "KEYED", "KEY_LIMIT",
     "KEY_NAME", "LOWERINGS", "POOL_DECOMPOSITIONS", "RESTORE_STATE", "SAVE_STATE",
-    "complex_lowering_of", "give_key", "join_selected", "lowering_of",
+    "complex_lowering_of", "detached", "embedded", "give_key", "join_selected", "lowering_of",
 ]  # fmt: skip

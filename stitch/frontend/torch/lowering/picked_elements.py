@@ -16,6 +16,7 @@ import torch
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, Row, Value
 from stitch.frontend.torch.lowering.shapes import permuted, slice_tensor
+from stitch.frontend.torch.lowering.single_elements import detached
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType, is_same_size
 
@@ -211,7 +212,24 @@ def _index_put(
     return permuted(call, written, np.argsort(source).tolist())
 
 
+def embedded(
+    call: Call, weight: SymbolicTensor, index: SymbolicTensor, padding: int = -1,
+    scales_gradients: bool = False, sparse: bool = False,
+) -> SymbolicTensor:  # fmt: skip
+    """The rows of a trained embedding; no gradient flows to that of the padding."""
+    if scales_gradients:
+        raise CompileError("an embedding with scale_grad_by_freq is not trained",
+                           remedy="scale_grad_by_freq=False")  # fmt: skip
+    b = call.builder
+    rows = b.gather(weight, index, 0)
+    if padding < 0:
+        return rows
+    row = detached(call, b.gather(weight, np.array([padding]), 0))
+    return b.where(b.unsqueeze(b.equal(index, padding), -1), row, rows)
+
+
 LOWERINGS: dict[Any, Row] = {
+    embedded: embedded,
     aten.gather.default: _gather, aten.index_select.default: _index_select,
     aten.embedding.default: lambda call, weight, index, *_: call.builder.gather(weight, index, 0),
     aten.index.Tensor: _index,

@@ -385,7 +385,18 @@ def _rounded_at(call: Call, x: SymbolicTensor, *, decimals: int = 0) -> Symbolic
     return b.div(b.round(b.mul(tensor, scale)), scale)
 
 
+def detached(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    """A tensor that no gradient flows through: its bits, as those of integers."""
+    b, data_type = call.builder, x.data_type
+    if not data_type.is_floating:
+        return x
+    # A training in another precision replaces float32.
+    bits = b.op("BitCast", b.cast(x, DataType.FLOAT64), to=DataType.INT64)
+    return b.cast(b.op("BitCast", bits, to=DataType.FLOAT64), data_type)
+
+
 LOWERINGS: dict[Any, Row] = {
+    detached: detached,
     **{packet.default: partial(_unary, op) for op, packet in _UNARY.items()},
     **{packet.default: partial(_rounding, op) for op, packet in _ROUNDINGS.items()},
     aten.addcmul.default: _add_product,

@@ -1,0 +1,103 @@
+"""Gradients that a module stops, as torch does: detach, no_grad, rows of padding."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stitch.torch
+from stitch.errors import CompileError
+
+
+class Stopping(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Gradients flow back through a part of it only."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.rows = nn.Embedding(4, 3, padding_idx=0)
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 2)
+        self.register_buffer("mean", torch.zeros(3))
+        nn.init.ones_(self.rows.weight)
+
+    def forward(self, x: Any) -> Any:
+        h = self.first(self.rows(x))
+        if self.way == "detach":
+            h = h + h.detach() ** 2
+        elif self.way == "straight through":
+            h = h + (torch.round(h) - h).detach()
+        elif self.way == "no_grad":
+            with torch.no_grad():
+                scale, shift = h.abs().mean() + 1, self.first.bias * 2
+            h = h / scale + shift
+        elif self.way == "buffer":
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(h.mean(0), alpha=0.1)
+            h = h - self.mean
+        elif self.way == "detach_":
+            h = (h * 2).detach_() + h
+        elif self.way == "function":
+            h = Reversed.apply(h)
+        return self.second(h)
+
+
+class Reversed(torch.autograd.Function):  # type: ignore[misc]  # torch has no types here
+    @staticmethod
+    def forward(context: Any, x: Any) -> Any:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        return -gradient
+
+
+def trained(way: str, **options: Any) -> tuple[nn.Module, nn.Module]:
+    """Return modules after three steps, ours and torch's."""
+    torch.manual_seed(0)
+    ours = Stopping(way)
+    theirs = copy.deepcopy(ours)
+    updates = [torch.optim.SGD(each.parameters(), 0.1) for each in (ours, theirs)]
+    models = stitch.torch.compile(ours, optimizer=updates[0], **options), theirs
+    x, y = torch.tensor([0, 1, 2, 0]), torch.randn(4, 2)
+    for _ in range(3):
+        for model, optimizer in zip(models, updates, strict=True):
+            nn.MSELoss()(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return ours, theirs
+
+
+@pytest.mark.parametrize("way", ["padding", "detach", "straight through", "no_grad", "buffer"])
+def test_gradients_stop_where_torch_stops_them(way: str) -> None:
+    ours, theirs = trained(way)
+    assert torch.equal(ours.rows.weight[0], torch.ones(3))
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)
+
+
+def test_and_in_another_precision_and_on_several_devices() -> None:
+    for options in ({"precision": stitch.DataType.BFLOAT16}, {"parallel": {"stages": 2}}):
+        ours, theirs = trained("detach", **options)
+        assert torch.equal(ours.rows.weight[0], torch.ones(3))
+        for name, value in theirs.named_parameters():
+            torch.testing.assert_close(ours.get_parameter(name), value, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("way", "message"), [("detach_", "detach_() cannot be trained"), ("function", "Reversed")]
+)
+def test_what_torch_does_not_export_is_refused(way: str, message: str) -> None:
+    with pytest.raises(CompileError) as error:
+        trained(way)
+    assert message in str(error.value)
+
+
+def test_rows_whose_gradients_are_scaled_are_refused() -> None:
+    module = nn.Embedding(4, 3, scale_grad_by_freq=True)
+    model = stitch.torch.compile(module, optimizer=torch.optim.SGD(module.parameters(), 0.1))
+    with pytest.raises(CompileError, match="scale_grad_by_freq"):
+        nn.MSELoss()(model(torch.tensor([1, 1])), torch.ones(2, 3))
