@@ -40,6 +40,8 @@ class Stopping(nn.Module):  # type: ignore[misc]  # torch has no types here
             h = h - self.mean
         elif self.way == "detach_":
             h = (h * 2).detach_() + h
+        elif self.way == "all":
+            h = h.detach()
         elif self.way == "function":
             h = Reversed.apply(h)
         return self.second(h)
@@ -88,12 +90,24 @@ def test_and_in_another_precision_and_on_several_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "message"), [("detach_", "detach_() cannot be trained"), ("function", "Reversed")]
+    ("way", "message"),
+    [
+        ("detach_", "detach_() cannot be trained"),
+        ("function", "Reversed"),
+        ("all", "stops all gradients"),
+    ],
 )
 def test_what_torch_does_not_export_is_refused(way: str, message: str) -> None:
     with pytest.raises(CompileError) as error:
         trained(way)
     assert message in str(error.value)
+
+
+def test_a_frozen_part_may_be_detached() -> None:
+    module = nn.Sequential(Stopping("all").requires_grad_(requires_grad=False), nn.Linear(2, 2))
+    model = stitch.torch.compile(module, optimizer=torch.optim.SGD(module.parameters(), 0.1))
+    nn.MSELoss()(model(torch.tensor([1, 1])), torch.ones(2, 2)).backward()
+    assert module[1].weight.grad is not None
 
 
 def test_rows_whose_gradients_are_scaled_are_refused() -> None:

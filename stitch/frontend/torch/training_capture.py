@@ -119,7 +119,8 @@ class _Capture:
         for spec, node in zip(specs, nodes, strict=True):
             if spec.kind is _INPUT.USER_INPUT and node.users:
                 bindings[node.name]()
-        self._stop_gradients(nodes)
+        if self._outputs_changes:
+            self._stop_gradients(nodes)
         with blaming_examples(*self._source):
             outputs = lower_graph(
                 self.program.graph, self.builder, bindings, self._attribute, self.title
@@ -131,10 +132,11 @@ class _Capture:
     def _stop_gradients(self, inputs: Sequence[Any]) -> None:
         """Mark the nodes through which no gradient flows to a trained parameter in torch."""
         specs = self.program.graph_signature.input_specs
-        dependent = {
-            node for spec, node in zip(specs, inputs, strict=True)
+        names = {
+            node: spec.target for spec, node in zip(specs, inputs, strict=True)
             if spec.kind is _INPUT.PARAMETER and tensor_of(self.program, spec).requires_grad
         }  # fmt: skip
+        dependent: set[Any] = {*names}
         for node in self.program.graph.nodes:
             if dependent.isdisjoint(node.all_input_nodes):
                 continue
@@ -144,6 +146,25 @@ class _Capture:
             if node.target is torch.ops.aten.embedding.default and node.args[0] in dependent:
                 node.target = embedded
             dependent.add(node)
+        flowing = self._read_by_outputs(lambda node: node.target is not detached)
+        for node in self._read_by_outputs(lambda node: True) - flowing:
+            if node in names:
+                raise CompileError(
+                    "forward stops all gradients of a parameter, which torch's optimizers skip",
+                    where=names[node], remedy="requires_grad_(False) of the parameter",
+                )  # fmt: skip
+
+    def _read_by_outputs(self, passes: Callable[[Any], bool]) -> set[Any]:
+        """The nodes that results of the module are computed from, through nodes that pass."""
+        specs = self.program.graph_signature.output_specs
+        ends = self.program.graph.output_node().args[0]
+        read = {
+            node for spec, node in zip(specs, ends, strict=True) if spec.kind is _OUTPUT.USER_OUTPUT
+        }  # fmt: skip
+        for node in reversed(self.program.graph.nodes):
+            if node in read and passes(node):
+                read.update(node.all_input_nodes)
+        return read
 
     def _key(self) -> SymbolicTensor:
         return self.builder.input(KEY_NAME, (1,), DataType.INT64, InputKind.KEY)
