@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import stitch.torch
 from stitch.errors import CompileError
@@ -27,7 +28,7 @@ class Stopping(nn.Module):  # type: ignore[misc]  # torch has no types here
     def forward(self, x: Any) -> Any:
         h = self.first(self.rows(x))
         if self.way == "detach":
-            h = h + h.detach() ** 2
+            h = h + h.detach() ** 2 * torch.tensor([1.0, 2.0, 3.0])
         elif self.way == "straight through":
             h = h + (torch.round(h) - h).detach()
         elif self.way == "no_grad":
@@ -42,6 +43,10 @@ class Stopping(nn.Module):  # type: ignore[misc]  # torch has no types here
             h = (h * 2).detach_() + h
         elif self.way == "all":
             h = h.detach()
+        elif self.way == "quantize":
+            h = torch.fake_quantize_per_tensor_affine(h, 0.1, 0, -8, 7)
+        elif self.way == "bag":
+            h = h + F.embedding_bag(x[:, None], self.rows.weight, scale_grad_by_freq=True)
         elif self.way == "function":
             h = Reversed.apply(h)
         return self.second(h)
@@ -92,7 +97,9 @@ def test_and_in_another_precision_and_on_several_devices() -> None:
 @pytest.mark.parametrize(
     ("way", "message"),
     [
-        ("detach_", "detach_() cannot be trained"),
+        ("detach_", "detach_.default cannot be trained"),
+        ("quantize", "cannot be trained"),
+        ("bag", "scale_grad_by_freq=False"),
         ("function", "Reversed"),
         ("all", "stops all gradients"),
     ],

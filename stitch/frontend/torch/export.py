@@ -46,6 +46,7 @@ from stitch.program import TensorDesc, ValueType
 Examples = Sequence[Any] | Mapping[str, Any]
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _DETACH = torch.ops.aten.detach.default
+_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
 _DEPENDS_ON_DATA = ("data-dependent", "data dependent", "unbacked", "GuardOnDataDependent")
 
 
@@ -286,22 +287,34 @@ class _OwnGradients(TorchFunctionMode):  # type: ignore[misc]  # untyped
         return function(*arguments, **(named or {}))
 
 
+#: Operators whose gradient is not that of their decomposition, and what to write instead.
+_UNTRAINED = {
+    torch.ops.aten.detach_: "x = x.detach()",
+    torch.ops.aten.fake_quantize_per_tensor_affine: "x + (fake_quantize(x) - x).detach()",
+    torch.ops.aten.fake_quantize_per_channel_affine: "x + (fake_quantize(x) - x).detach()",
+    torch.ops.aten.embedding_bag: "scale_grad_by_freq=False",
+}
+
+
 def _detach_operands(program: Any) -> None:
     """Detach what the parts of a program under `torch.no_grad` read."""
     graph, parameters = program.graph, program.graph_signature.inputs_to_parameters
+    dependent = {node for node in graph.nodes if node.name in parameters}
     for node in list(graph.nodes):
-        if node.target is torch.ops.aten.detach_.default:
-            raise CompileError("detach_() cannot be trained", where=location_of(node),
-                               remedy="x = x.detach()")  # fmt: skip
-        if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
-            continue
-        for operand in node.all_input_nodes:
-            is_read = operand.op == "placeholder" and operand.name not in parameters
-            if torch.is_tensor(operand.meta.get("val")) and not is_read:
-                with graph.inserting_before(node):
-                    detached = graph.call_function(_DETACH, (operand,))
-                detached.meta = dict(operand.meta)
-                node.replace_input_with(operand, detached)
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and not node.args[0]:
+            for operand in node.all_input_nodes:
+                is_read = operand.op == "placeholder" and operand.name not in parameters
+                if torch.is_tensor(operand.meta.get("val")) and not is_read:
+                    with graph.inserting_before(node):
+                        detached = graph.call_function(_DETACH, (operand,))
+                    detached.meta = dict(operand.meta)
+                    node.replace_input_with(operand, detached)
+        elif node.target is not _DETACH and not dependent.isdisjoint(node.all_input_nodes):
+            remedy = _UNTRAINED.get(getattr(node.target, "overloadpacket", None))
+            if remedy is not None and not (node.target in _BAGS and node.args[3:4] != (True,)):
+                raise CompileError(f"{node.target} cannot be trained", where=location_of(node),
+                                   remedy=remedy)  # fmt: skip
+            dependent.add(node)
 
 
 def stops_gradient(node: Any) -> bool:
