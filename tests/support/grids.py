@@ -92,12 +92,15 @@ def covering(sizes: Sequence[int], strength: int) -> set[Point]:
     12
     """
 
+    # Along the diagonals, so that each of the first points has other values than those before.
+    longest = max(sizes, default=0)
+    if strength == 1:
+        return {tuple(at % size for size in sizes) for at in range(longest)}
+
     def meetings(point: Point) -> set[tuple[Point, Point]]:
         chosen = itertools.combinations(range(len(sizes)), strength)
         return {(which, tuple(point[axis] for axis in which)) for which in chosen}
 
-    # Along the diagonals, so that each of the first points has other values than those before.
-    longest = max(sizes, default=0)
     points = [
         tuple((at + shift) % size for size, shift in zip(sizes, shifts, strict=True))
         for shifts in itertools.product(*(range(size) for size in sizes))
