@@ -33,8 +33,9 @@ def devices() -> Iterator[list[stitch.Device]]:
         device.close()
 
 
-# Of seeds with one remainder by 5 leaves are of one kind: places are taken in another turn.
-@pytest.mark.parametrize("seed", every(7, range(45)))
+# Of seeds with one remainder by 5 leaves are of one kind: places are taken in another turn. Every
+# eleventh has all kinds of leaves and all places.
+@pytest.mark.parametrize("seed", every(11, range(45)))
 def test_modes_and_schedules_give_what_lists_give(seed: int, devices: list[stitch.Device]) -> None:
     case = random_case(seed)
     expected = case.program(plain, case.closed, case.nest)

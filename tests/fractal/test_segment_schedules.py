@@ -162,12 +162,16 @@ def test_rows_of_any_lengths_run_together(cell: Any, name: str) -> None:
         assert_same(found, expected, 1e-5 if cell is step else 0, str(lengths))
 
 
-@pytest.mark.parametrize(("row", "lengths"), in_turn(ROWS, LENGTHS))
-def test_whatever_rows_do_around_their_scans(row: Row, lengths: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("row", "lengths", "other"), in_turn(ROWS, LENGTHS, [None, "hoisted", "rounds"])
+)
+def test_whatever_rows_do_around_their_scans(
+    row: Row, lengths: list[int], other: str | None
+) -> None:
     rows, own = rows_of(lengths)
     nests = FractalTensor(rows), FractalTensor(own)
     expected = network(plain, row, rows, own)
-    for schedule in ("segments", None, "hoisted", "rounds"):
+    for schedule in ("segments", other):
         compiled = ops.compile(lambda *given: network(ops, row, *given), *nests, schedule=schedule)
         assert ("segments" in schedules_of(compiled)) >= (schedule == "segments")
         assert_same(lists_of(compiled(*nests)), expected, 1e-5, str(schedule))

@@ -46,10 +46,10 @@ def test_a_tensor_without_elements_that_no_array_can_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize("path", every(3, ALL), ids=lambda path: path.stem)
-def test_three_hundred_mutations_are_shown_or_refused(path: Path) -> None:
-    taken, refused = survive(path, 300, SEED)
-    assert taken > 20
-    assert refused > 50
+def test_mutations_are_shown_or_refused(path: Path) -> None:
+    taken, refused = survive(path, 150, SEED)
+    assert taken > 10
+    assert refused > 25
 
 
 @pytest.mark.campaign("hostile")

@@ -50,11 +50,11 @@ def survive(count: int, seed: int, sound: bytes) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_six_hundred_mutations_load_or_are_refused(name: str) -> None:
-    taken, refused = survive(600, SEED, FILES[name])
-    assert taken + refused == 600
-    assert taken > 5
-    assert refused > 300
+def test_three_hundred_mutations_load_or_are_refused(name: str) -> None:
+    taken, refused = survive(300, SEED, FILES[name])
+    assert taken + refused == 300
+    assert taken > 2
+    assert refused > 150
 
 
 @pytest.mark.campaign("hostile")

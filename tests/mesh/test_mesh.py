@@ -114,7 +114,7 @@ def test_a_result_is_an_argument_of_another_call_in_its_mesh_only() -> None:
 @pytest.mark.parametrize("seed", [None, 1])
 def test_a_fault_at_any_message_changes_no_result(fault: str, seed: int | None) -> None:
     graph, expected = chain()
-    given = batches(4)
+    given = batches(3)
     with mesh_with({}, seed) as mesh:
         run = mesh.prepare(graph)
         for x in given:

@@ -378,7 +378,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any], int, int]] = {
             "watched": st.booleans(),
             "debug": st.booleans(),
         },
-        30,
+        15,
         150,
     ),
     "trainings": (

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -153,20 +156,29 @@ def test_a_script_shrinks_to_the_steps_that_break() -> None:
 
 
 def test_the_tool_compares_copies_with_another_run(tmp_path: Path) -> None:
-    def tool(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(TOOL), "--seeds=8:11", "--json", "--check", *more]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+    words = [str(TOOL), "--seeds=8:11", "--json", "--check"]
 
-    first = tool()
+    def here(*more: str) -> tuple[Any, str, str]:
+        with (
+            mock.patch.object(sys, "argv", [*words, *more]),
+            mock.patch.object(sys, "path", [*sys.path]),
+            contextlib.redirect_stdout(StringIO()) as out,
+            contextlib.redirect_stderr(StringIO()) as err,
+            pytest.raises(SystemExit) as ended,
+        ):
+            runpy.run_path(str(TOOL), run_name="__main__")
+        return ended.value.code, out.getvalue(), err.getvalue()
+
+    first = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stderr
     base = tmp_path / "base.json"
     base.write_text(first.stdout, encoding="utf-8")
-    again = tool(f"--against={base}")
-    assert again.returncode == 0, again.stderr
-    assert again.stdout == first.stdout
+    code, out, err = here(f"--against={base}")
+    assert code == 0, err
+    assert out == first.stdout
     rows = [json.loads(line) for line in first.stdout.splitlines()]
     assert [row["seed"] for row in rows] == [8, 9, 10]
     fewer = [json.dumps({**row, "copies": row["copies"] - 1}) for row in rows]
     base.write_text("\n".join(fewer), encoding="utf-8")
-    more = tool(f"--against={base}")
-    assert more.returncode == 1 and "equal or fewer in 0.00%" in more.stderr
+    code, _, err = here(f"--against={base}")
+    assert code == 1 and "equal or fewer in 0.00%" in err

@@ -88,7 +88,7 @@ def test_what_is_donated_from_task_to_task_is_handed_on() -> None:
             np.testing.assert_array_equal(result.numpy(), integers() * F32(0.5) ** 300)
 
 
-@pytest.mark.parametrize("where", every(2, [0, 70, 130, 250, 299]))
+@pytest.mark.parametrize("where", every(2, [0, 70, 100, 130, 159]))
 def test_a_failure_cancels_what_depends_on_it_and_nothing_else(where: int) -> None:
     turns = iter(range(10_000))
 
@@ -103,7 +103,7 @@ def test_a_failure_cancels_what_depends_on_it_and_nothing_else(where: int) -> No
         program = device.load(HALVED)
         held, beside = list[stitch.Tensor](), list[stitch.Tensor]()
         now, other = device.tensor(integers()), device.tensor(integers())
-        for _ in range(300):
+        for _ in range(160):
             now = device.call(stepping, now)
             other = one(program(other))
             held.append(now)
@@ -112,10 +112,10 @@ def test_a_failure_cancels_what_depends_on_it_and_nothing_else(where: int) -> No
             device.flush()
         for rounds in {0, where - 1, where // 2} & set(range(where)):
             np.testing.assert_array_equal(held[rounds].numpy(), integers() + F32(rounds + 1))
-        for rounds in {where, 299}:
+        for rounds in {where, 159}:
             with pytest.raises(stitch.TaskError, match="was never made"):
                 held[rounds].numpy()
-        for rounds in (0, where, 299):
+        for rounds in (0, where, 159):
             np.testing.assert_array_equal(beside[rounds].numpy(), expected(integers(), rounds + 1))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -319,20 +318,25 @@ def test_a_text_with_any_part_replaced_or_missing_is_a_graph_or_a_format_error(s
     for form in (aggregate(graph), graph):
         files = dict.fromkeys(form.programs, (HASH, 0))
         body = json.loads(form.as_json(files=files))
-        for path in _paths(body):
+        for *way, last in list(_paths(body)):
+            part = body
+            for key in way:
+                part = part[key]
+            sound = part[last]
             replacements: tuple[Any, ...] = (-2, 10**30, "text", None, [], {}, KeyError)
             for new in replacements:
-                damaged = deepcopy(body)
-                part = damaged
-                for key in path[:-1]:
-                    part = part[key]
                 if new is KeyError:
-                    del part[path[-1]]
+                    del part[last]
                 else:
-                    part[path[-1]] = new
+                    part[last] = new
+                damaged = json.dumps(body)
+                if new is KeyError and isinstance(part, list):
+                    part.insert(last, sound)
+                else:
+                    part[last] = sound
                 try:
                     again = TaskGraph.from_json(
-                        json.dumps(damaged), programs=form.programs, functions=form.functions
+                        damaged, programs=form.programs, functions=form.functions
                     )
                 except FormatError:
                     continue

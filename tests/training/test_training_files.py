@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import stitch
+from stitch.cli import run_main
 from stitch.program import Array, Role
 from tests.support.training.models import batches, compiled, train, values_of
 
-RUN = "import sys; from stitch.cli import run_main as main; sys.exit(main())"
-
 
 def stitch_run(file: Path, inputs: dict[str, Array], outputs: list[str]) -> dict[str, Array]:
-    """The outputs of one file, run by the command in a process of its own."""
+    """The outputs of one file, run by the command."""
     folder = file.parent / file.stem
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", RUN, f"--module={file}"]
+    command = [f"--module={file}"]
     for i, (name, array) in enumerate(inputs.items()):
         np.save(folder / f"in{i}.npy", array)
         command.append(f"--input={name}=@{folder / f'in{i}.npy'}")
     for i, name in enumerate(outputs):
         command.append(f"--output={name}=@{folder / f'out{i}.npy'}")
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    with redirect_stdout(StringIO()):
+        assert run_main(command) == 0
     return {name: np.load(folder / f"out{i}.npy") for i, name in enumerate(outputs)}
 
 

@@ -41,15 +41,15 @@ class Convolutional(nn.Module):  # type: ignore[misc]  # torch has no types here
 
 
 class Transformer(nn.Module):  # type: ignore[misc]  # torch has no types here
-    """An embedding, two layers of attention, a linear layer on the mean."""
+    """An embedding, layers of attention, a linear layer on the mean."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout: float = 0.0, depth: int = 2) -> None:
         super().__init__()
         self.embedding = nn.Embedding(17, 16)
         self.places = nn.Parameter(torch.randn(6, 16) * 0.1)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(16, 2, 32, dropout=dropout, batch_first=True)
-            for _ in range(2)
+            for _ in range(depth)
         )
         self.out = nn.Linear(16, CLASSES)
 
@@ -223,7 +223,7 @@ def test_what_torch_writes_after_compiling_does_not_reach_the_model(trains: bool
 
 
 def test_dropout_draws_anew_at_every_step_and_the_seed_decides_what() -> None:
-    module = made(Transformer, dropout=0.3)
+    module = made(Transformer, dropout=0.3, depth=1)
     data = batches(module, 1) * 5
     kept, recomputed = (
         compiled(module, stitch.SGD(lr=0.05), recompute=which) for which in ("none", "all")
@@ -241,7 +241,7 @@ def test_dropout_draws_anew_at_every_step_and_the_seed_decides_what() -> None:
 
 
 def test_the_key_advances_so_that_the_same_weights_and_batch_give_other_losses() -> None:
-    module = made(Transformer, dropout=0.3)
+    module = made(Transformer, dropout=0.3, depth=1)
     model = compiled(module, stitch.SGD(lr=0.0))
     x, y = batches(module, 1)[0]
     assert len({step(model, x, y) for _ in range(5)}) == 5
@@ -252,7 +252,7 @@ def test_the_key_advances_so_that_the_same_weights_and_batch_give_other_losses()
 
 
 def test_a_run_with_dropout_goes_on_elsewhere_with_the_same_masks() -> None:
-    module = made(Transformer, dropout=0.3)
+    module = made(Transformer, dropout=0.3, depth=1)
     data = batches(module, 6)
     whole = compiled(module, stitch.Adam(lr=0.01))
     first, second = (stitch.CompiledModel.load(io.StringIO(whole.as_json())) for _ in range(2))

@@ -193,12 +193,13 @@ def least(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     return best
 
 
-def arrays(rounds: int) -> list[Row]:
-    """Calls of one function on one tensor or array."""
+def arrays(most: int, rounds: int) -> list[Row]:
+    """Calls of one function on one tensor or array, at most so many."""
+    count = min(most, CALLS_ON_ARRAYS)
     array, function = np.ones(4, np.float32), task()(nothing)
 
     def repeated(call: Callable[..., Any], *given: object) -> None:
-        for _ in range(CALLS_ON_ARRAYS):
+        for _ in range(count):
             last = call(*given)
         last.result()
 
@@ -215,13 +216,12 @@ def arrays(rounds: int) -> list[Row]:
             "submit(f, future)": lambda: repeated(pool.submit, on_result, pending),
         }
         best = least(ways, rounds)
-    count = CALLS_ON_ARRAYS
     return [Row("arrays", way, count, count / seconds) for way, seconds in best.items()]
 
 
-def task_graph(rounds: int) -> list[Row]:
-    """A chain of host functions in a task graph, each of which returns its argument."""
-    array, count = np.ones(4, np.float32), TASKS_OF_A_GRAPH
+def task_graph(most: int, rounds: int) -> list[Row]:
+    """A chain of host functions, at most so many, in a task graph; each returns its argument."""
+    array, count = np.ones(4, np.float32), min(most, TASKS_OF_A_GRAPH)
     desc = TensorDesc((4,), host_layout(DataType.FLOAT32))
     same = task(returns=desc)(lambda x: x)
 
@@ -290,7 +290,7 @@ def main(words: Sequence[str] | None = None) -> int:
             for row in measured(graph, count, options.ways, options.rounds, options.seed)
         ]
     for name, group in (("arrays", arrays), ("task_graph", task_graph)):
-        rows += group(options.rounds) if name in options.graphs else []
+        rows += group(max(options.counts), options.rounds) if name in options.graphs else []
     if options.json:
         print(json.dumps([{**asdict(row)} for row in rows]))
     else:

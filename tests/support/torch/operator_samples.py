@@ -170,13 +170,16 @@ def cases_of(names: Sequence[str]) -> dict[str, tuple[Callable[..., Any], tuple[
 
 
 def outcomes_of(
-    operator: Any, count: int, options: Mapping[str, Any] | None = None
+    operator: Any, count: int, options: Mapping[str, Any] | None = None, first: int = 0
 ) -> list[Outcome]:
-    """What becomes of an operator's first samples, as far as eager torch takes them."""
+    """What becomes of an operator's first samples but for `first`, as far as eager torch takes
+    them."""
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number, sample in enumerate(samples_of(operator, count)):
+            if number < first:
+                continue
             outcome = outcome_of(operator, number, sample, options)
             if outcome is not None:
                 found.append(outcome)
