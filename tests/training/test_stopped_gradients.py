@@ -110,6 +110,21 @@ def test_what_torch_does_not_export_is_refused(way: str, message: str) -> None:
     assert message in str(error.value)
 
 
+def test_a_buffer_that_is_written_but_not_read_is_a_state() -> None:
+    torch.manual_seed(0)
+    ours = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2))
+    theirs, x, y = copy.deepcopy(ours), torch.randn(4, 3), torch.randn(4, 2)
+    updates = [torch.optim.SGD(each.parameters(), 0.1) for each in (ours, theirs)]
+    models = stitch.torch.compile(ours, optimizer=updates[0]), theirs
+    for _ in range(3):
+        for model, optimizer in zip(models, updates, strict=True):
+            optimizer.zero_grad()
+            nn.MSELoss()(model(x), y).backward()
+            optimizer.step()
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)
+
+
 def test_a_frozen_part_may_be_detached() -> None:
     module = nn.Sequential(Stopping("all").requires_grad_(requires_grad=False), nn.Linear(2, 2))
     model = stitch.torch.compile(module, optimizer=torch.optim.SGD(module.parameters(), 0.1))
