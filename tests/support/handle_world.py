@@ -237,7 +237,7 @@ class World:
             self.passes += 1
             made = stitch.submit(self.device, program, 0, [x])
             if isinstance(x, stitch.Tensor) and not x.retain:
-                must_fail(x.numpy, "freed|failed|cancelled")
+                must_fail(x.numpy, self.freed)
             self.held = [h for h in self.held if h.tensor.is_allocated]
             self.hold_all(made, results)
 
@@ -304,7 +304,7 @@ class World:
         if held is not None and not self.is_shared(held):
             self.held.remove(held)
             held.tensor.deallocate()
-            must_fail(held.tensor.numpy, "freed|failed|cancelled")
+            must_fail(held.tensor.numpy, self.freed)
 
     def retain(self, number: int) -> None:
         held = self.pick(number)
@@ -471,9 +471,14 @@ class World:
             del value
 
     @property
+    def freed(self) -> str:
+        """What is said of a value that was freed; it may not have been made, if work may fail."""
+        return "freed" + ("|failed|cancelled|never made" if self.may_fail else "")
+
+    @property
     def given_away(self) -> str:
         """What is said of a value that was overwritten."""
-        return "donated|freed" + ("|failed|cancelled|never made" if self.may_fail else "")
+        return "donated|" + self.freed
 
     def must_be_given(self, use: Callable[[], object], made: stitch.Tensor) -> None:
         """`use` of what a task took for `made` is refused; but after a failure of another thread,
