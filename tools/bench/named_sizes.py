@@ -1,0 +1,206 @@
+"""What named sizes cost: `at()` by operation, and a call at a known size beside a static program.
+
+For each network of `--networks`, compiled once with named sizes: microseconds of processor time an
+operation that `at` takes at sizes not seen before (the least, mean and most of `--sizes` random
+ones, after three that warm up), how many operations the programs have, and what compiling at such
+a size takes beside it. `transformer` is traced from NumPy, `resnet` is torchvision's form by
+`torch.nn`, `bert` and `llama` are of `transformers` with random weights. Then the microseconds of a
+call of `x * 2 + 1` with a named batch at a known size, and of the program compiled at that size:
+both take turns, `--rounds` times `--calls` calls, and the least of each counts.
+
+`--check` exits 1 where the least or the mean of `at` is above 20 us an operation, or a call takes
+above 0.2 us longer than the static program's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+import numpy as np
+from command_line import bench_parser, exit_code_for, from_one
+
+import stitch
+
+AT_GOAL_US, CALL_GOAL_US = 20.0, 0.2
+#: Sizes at which `at` runs before it is timed.
+WARMING = 3
+BATCH, LENGTH = stitch.Dim("batch", 1, 64), stitch.Dim("length", 2, 256)
+Compiled = tuple[stitch.DynamicModel, Callable[[dict[str, int]], object]]
+
+
+def transformer(layers: int) -> Compiled:
+    """Blocks of attention in NumPy's functions: batch and length are named."""
+    width, heads, draw = 32, 4, np.random.default_rng(0)
+    weights = [
+        [draw.standard_normal((width, width), np.float32) for _ in range(4)] for _ in range(layers)
+    ]
+
+    def run(x: Any) -> Any:
+        batch, length, _ = x.shape
+        for query, key, value, out in weights:
+            h = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt((x * x).mean(-1, keepdims=True) + 1)
+            q, k, v = (
+                (h @ w).reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+                for w in (query, key, value)
+            )
+            scores = np.exp(q @ k.transpose(0, 1, 3, 2))
+            attended = (scores / scores.sum(axis=-1, keepdims=True)) @ v
+            x = x + np.maximum(
+                attended.transpose(0, 2, 1, 3).reshape(batch, length, width) @ out, 0
+            )
+        return x
+
+    def example(sizes: dict[str, int]) -> Any:
+        return np.zeros((sizes["batch"], sizes["length"], width), np.float32)
+
+    model: stitch.DynamicModel = stitch.compile(
+        run, (example({"batch": 3, "length": 5}),), dynamic_shapes={"x": {0: BATCH, 1: LENGTH}}
+    )
+    return model, lambda sizes: stitch.compile(run, (example(sizes),))
+
+
+def of_torch(
+    module: Any, example: Callable[[dict[str, int]], Any], axes: dict[int, Any]
+) -> Compiled:
+    """A module of torch whose first argument has named axes."""
+    import torch
+
+    with torch.no_grad():
+        first = {"batch": 3, "length": 5}
+        model: stitch.DynamicModel = stitch.compile(
+            module, (example(first),), dynamic_shapes=(axes,)
+        )
+    return model, lambda sizes: stitch.compile(module, (example(sizes),))
+
+
+def resnet(layers: int) -> Compiled:
+    """Basic blocks of ResNet, with a named batch."""
+    import torch
+    from peer_ways.networks import make
+
+    module, x = make("resnet18", is_small=True)
+    return of_torch(module, lambda sizes: torch.zeros(sizes["batch"], *x.shape[1:]), {0: BATCH})
+
+
+def words(sizes: dict[str, int]) -> Any:
+    """Indices of words."""
+    import torch
+
+    return torch.ones(sizes["batch"], sizes["length"], dtype=torch.int64)
+
+
+def bert(layers: int) -> Compiled:
+    """BERT of `transformers`: positions and masks are computed."""
+    import transformers
+
+    config = transformers.BertConfig(
+        hidden_size=32, intermediate_size=64, num_attention_heads=4, num_hidden_layers=layers,
+        vocab_size=60, max_position_embeddings=256,
+    )  # fmt: skip
+    return of_torch(transformers.BertModel(config).eval(), words, {0: BATCH, 1: LENGTH})
+
+
+def llama(layers: int) -> Compiled:
+    """Llama of `transformers`: rotary positions and a causal mask are computed."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=layers, vocab_size=60, max_position_embeddings=256, use_cache=False,
+    )  # fmt: skip
+    return of_torch(transformers.LlamaForCausalLM(config).eval(), words, {0: BATCH, 1: LENGTH})
+
+
+NETWORKS: dict[str, Callable[[int], Compiled]] = {
+    made.__name__: made for made in (transformer, resnet, bert, llama)
+}
+
+
+def at_times(compiled: Compiled, count: int, seed: int) -> dict[str, float]:
+    """What `at` takes at random sizes, in microseconds an operation."""
+    (model, compile_at), draw = compiled, random.Random(seed)
+    dims = model.program.sizes.dims.values()
+    taken, operations = [], []
+    for _ in range(WARMING + count):
+        sizes = {dim.name: draw.randint(dim.least, dim.most) for dim in dims}
+        began = time.process_time()
+        program = model.program.at(**sizes)
+        operations.append(len(program.operations))
+        taken.append(1e6 * (time.process_time() - began) / operations[-1])
+    began = time.process_time()
+    compile_at({"batch": 3, "length": 5, **sizes})
+    compiling = 1e6 * (time.process_time() - began) / operations[-1]
+    taken, operations = taken[WARMING:], operations[WARMING:]
+    return {
+        "operations": statistics.mean(operations), "least": min(taken),
+        "mean": statistics.mean(taken), "most": max(taken), "compiling": compiling,
+    }  # fmt: skip
+
+
+def call_times(rounds: int, calls: int) -> dict[str, float]:
+    """Microseconds of a call at a known size, and of the static program's."""
+    x = np.ones((8, 8), np.float32)
+
+    def run(x: Any) -> Any:
+        return x * 2 + 1
+
+    ways = {
+        "named": stitch.compile(run, (x,), dynamic_shapes={"x": {0: BATCH}}),
+        "static": stitch.compile(run, (x,)),
+    }
+    best = dict.fromkeys(ways, float("inf"))
+    for model in ways.values():
+        model(x)
+    for _ in range(rounds):
+        for name, model in ways.items():
+            began = time.perf_counter()
+            for _ in range(calls):
+                model(x)
+            best[name] = min(best[name], 1e6 * (time.perf_counter() - began) / calls)
+    return best
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure each network and the calls; return the exit code."""
+    parser = bench_parser(__doc__)
+    parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--layers", type=from_one, default=4, help="layers of a network")
+    parser.add_argument("--sizes", type=from_one, default=12, help="random sizes for at()")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sizes")
+    parser.add_argument("--rounds", type=from_one, default=200)
+    parser.add_argument("--calls", type=from_one, default=500, help="calls of a round")
+    options = parser.parse_args(arguments)
+    missed, rows = [], {}
+    for name in options.networks:
+        row = rows[name] = at_times(NETWORKS[name](options.layers), options.sizes, options.seed)
+        missed += [
+            f"at() of {name}: {what} {row[what]:.1f} us an operation, goal {AT_GOAL_US:.0f}"
+            for what in ("least", "mean") if row[what] > AT_GOAL_US
+        ]  # fmt: skip
+        if not options.json:
+            print(f"{name:>12}  {row['operations']:5.0f} operations  at() {row['least']:6.1f} least "
+                  f"{row['mean']:6.1f} mean {row['most']:6.1f} most  compiling "
+                  f"{row['compiling']:7.0f} us an operation")  # fmt: skip
+    call = call_times(options.rounds, options.calls)
+    beyond = call["named"] - call["static"]
+    if beyond > CALL_GOAL_US:
+        missed.append(f"a call: {beyond:.2f} us over the static one, goal {CALL_GOAL_US}")
+    if options.json:
+        print(json.dumps({"at": rows, "call": call}))
+    else:
+        print(f"        call  named {call['named']:.2f} us  static {call['static']:.2f} us  "
+              f"{beyond:+.2f} us  x{call['named'] / call['static']:.3f}")  # fmt: skip
+    return exit_code_for(missed, check=options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
