@@ -78,20 +78,21 @@ class DynamicModel:
     def of(cls, binary: SymbolicBinary) -> DynamicModel:
         """Return the model of a file with named sizes."""
         options = CompileOptions(role=binary.role, math_fidelity=binary.math_fidelity)
-        program = DynamicProgram(binary.graph, binary.sizes, binary.machine, options,
-                                 binary.needs_passes, is_read=True)  # fmt: skip
+        program = DynamicProgram(binary.graph, binary.sizes, binary.machine, options)
         return cls(program, binary.machine.name)
 
     def stored(self) -> SymbolicBinary:
         """Return what `save` writes."""
         program = self.program
         options, graph = program.options, program.graph
-        # Where the passes have not run, the placement is not in the graph yet.
-        graph = graph.with_placement(*options.placement) if program.needs_passes else graph
         return SymbolicBinary(
-            replace(graph, name=options.name or graph.name), program.sizes, program.machine,
-            PRODUCER, options.role, options.math_fidelity, needs_passes=program.needs_passes,
-        )  # fmt: skip
+            replace(graph, name=options.name or graph.name),
+            program.sizes,
+            program.machine,
+            PRODUCER,
+            options.role,
+            options.math_fidelity,
+        )
 
     @takes(path=PATH)
     def save(self, path: str | Path) -> None:

@@ -1,10 +1,10 @@
 """`DynamicProgram`: a module compiled once for many sizes of its inputs.
 
-Tracing and the passes run once, with symbolic sizes; `at` replaces them by numbers and places the
-result. Spaces, layouts and scratch depend on sizes in steps (shares of L1, tiles), so they are
-computed for each size, by the code that any compilation runs. Where the result of the passes
-depends on the sizes (constants of symbolic shape are folded, equal ones merged), the passes run for
-each size, too, so that they need no guards.
+Tracing runs once, with symbolic sizes; `at` replaces them by numbers, runs the passes unless they
+decide what they have decided before (`PassCache`), and places the result. The passes depend on the
+sizes (what is folded, what changes nothing, which constants are equal), as do spaces, layouts and
+scratch, in steps: all is computed for each size, by the code that any compilation runs, so that
+`at` equals compiling there and needs no guards for it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from stitch.compiler.pass_cache import PassCache
 from stitch.compiler.placement import GraphPlacer
 from stitch.compiler.sized_graph import SizedGraph, type_text
 from stitch.errors import CompileError
-from stitch.graph import ComputationGraph
+from stitch.graph import ComputationGraph, check_types
 from stitch.linker import remove_dead_code
 from stitch.machine import Machine, MachineShape
-from stitch.program import ABSENT, Guard, Program, SizeNeeded, SymbolicSizes
+from stitch.program import ABSENT, Guard, Program, SymbolicSizes
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -29,30 +29,30 @@ class DynamicProgram:
     """A graph with symbolic sizes, and the guards that tracing it and its passes relied on.
 
     Attributes:
-        graph: The graph after the passes, or before them; shapes have symbolic sizes.
+        graph: The graph before the passes; shapes have symbolic sizes.
         sizes: The named sizes with their bounds, hints and guards.
         machine: The memory of the machine that it is compiled for.
         options: The options of the compilation.
-        needs_passes: Whether the passes run for each size.
-        is_read: Whether it is of a file, whose types may agree at some sizes only.
+        is_prepared: Whether the passes have run on `graph`: of graphs that are reassociated, whose
+            results need not equal those of compiling at a size, where the passes need no size.
     """
 
     graph: ComputationGraph
     sizes: SymbolicSizes
     machine: MachineShape
     options: CompileOptions
-    needs_passes: bool = False
-    is_read: bool = False
+    is_prepared: bool = False
     _sized: SizedGraph = field(init=False)
     _placers: list[GraphPlacer] = field(init=False, default_factory=list)
-    #: None if no passes run for each size, or if they make constants that depend on them.
+    #: None if the graph is reassociated, which makes values that depend on sizes.
     _passes: PassCache | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         graph = self.graph
-        if self.needs_passes and not self.options.reassociate:
+        if not self.options.reassociate:
             graph = remove_dead_code(graph) if self.options.optimize else graph
-            passes = PassCache(graph, self.machine, self.options, not self.is_read)
+            is_typed = self.sizes.without_guards(lambda: not check_types(graph)) or False
+            passes = PassCache(graph, self.machine, self.options, is_typed)
             object.__setattr__(self, "_passes", passes)
         object.__setattr__(self, "_sized", SizedGraph(graph))
 
@@ -77,7 +77,7 @@ class DynamicProgram:
     def compilation_at(self, sizes: dict[str, int]) -> tuple[ComputationGraph, Compilation]:
         """Return the graph and the compilation at some sizes; raises what `at` raises."""
         graph = self._graph_at(sizes)
-        if not self.needs_passes:
+        if self.is_prepared:
             if not self._placers:
                 self._placers.append(GraphPlacer(graph, self.machine, self.options))
             placer = self._placers[0]
@@ -155,7 +155,8 @@ def compile_dynamic(
     """Compile a graph whose inputs have symbolic sizes, and end the recording of guards.
 
     Raises:
-        CompileError: The graph has loops, states or foreign operators, or its types do not agree.
+        CompileError: The graph has loops, states or foreign operators, or a placement option names
+            what it does not have.
     """
     refused = [
         ("operations with a body (loops, scans, conditions)", bool(graph.bodies)),
@@ -168,13 +169,10 @@ def compile_dynamic(
                 f"dynamic_shapes= does not support {what}", where=f"graph {graph.name!r}",
                 remedy="compile the module without dynamic_shapes=, once for each size",
             )  # fmt: skip
-    before = sizes.guards
-    sizes.is_strict = True
-    try:
-        prepared, _ = prepare_graph(graph, None, options)
-    except SizeNeeded:
-        sizes.reset(before)
-        return DynamicProgram(graph, sizes, machine.shape, options, needs_passes=True)
-    finally:
-        sizes.is_open = False
-    return DynamicProgram(prepared, sizes, machine.shape, options)
+    graph, prepared = graph.with_placement(*options.placement), None
+    if options.reassociate:
+        prepared = sizes.without_guards(lambda: prepare_graph(graph, None, options)[0])
+    sizes.is_open = False
+    if prepared is not None:
+        return DynamicProgram(prepared, sizes, machine.shape, options, is_prepared=True)
+    return DynamicProgram(graph, sizes, machine.shape, options)

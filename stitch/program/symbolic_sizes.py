@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Number
 from pathlib import PurePath
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
 from stitch.errors import CompileError, UsageError, unknown
 from stitch.program.size_expressions import Bounds, Expression
+
+Result = TypeVar("Result")
 
 #: The largest size of an axis.
 MAX_SIZE = 1 << 48
@@ -174,6 +176,17 @@ class SymbolicSizes:
     def reset(self, guards: Sequence[Guard]) -> None:
         """Forget all guards but these."""
         self._guards = {(g.left, g.relation, g.right): g for g in guards}
+
+    def without_guards(self, compute: Callable[[], Result]) -> Result | None:
+        """Return what `compute` returns, None if it needs a guard that is not recorded yet."""
+        before = self.is_open, self.is_strict
+        self.is_open = self.is_strict = True
+        try:
+            return compute()
+        except SizeNeeded:
+            return None
+        finally:
+            self.is_open, self.is_strict = before
 
     @property
     def bounds(self) -> dict[str, Bounds]:

@@ -352,7 +352,7 @@ class _Encoder:
         return self._table(
             "SymbolicProgram", name, CODES[binary.role], CODES[binary.math_fidelity], sizes,
             expressions, guards, inputs, outputs, values, operations, constants, placement,
-            int(binary.needs_passes),
+            1,  # The passes have not run.
         )  # fmt: skip
 
     def _expression(self, row: ExpressionRow) -> int:

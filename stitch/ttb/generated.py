@@ -5,7 +5,7 @@ The one table that drives encoding, verifying, decoding and docs/format.md.
 
 from stitch.flatbuffer import FieldSpec, Schema, TableSpec
 
-SCHEMA_SHA256 = "4da21b601586222876e0fe9231260cbfa9ca65283c983ad6e477aee8efbc12c3"
+SCHEMA_SHA256 = "d330aeae9097542dbaec6b4f029ebe66fd54d6a2f5addaba3d9cff0392af9cff"
 FILE_IDENTIFIER = b"STCH"
 ROOT = "Binary"
 

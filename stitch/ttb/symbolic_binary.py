@@ -39,8 +39,6 @@ class SymbolicBinary:
     opset: int = OPSET
     version: Version = CURRENT
     rows: tuple[SegmentRow, ...] = ()
-    #: Whether the compiler's passes run for each size.
-    needs_passes: bool = False
 
     def __repr__(self) -> str:
         names = ", ".join(self.sizes.dims)

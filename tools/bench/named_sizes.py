@@ -153,7 +153,7 @@ def call_times(rounds: int, calls: int) -> dict[str, float]:
     def run(x: Any) -> Any:
         return x * 2 + 1
 
-    ways = {
+    ways: dict[str, Callable[[Any], object]] = {
         "named": stitch.compile(run, (x,), dynamic_shapes={"x": {0: BATCH}}),
         "static": stitch.compile(run, (x,)),
     }
@@ -187,8 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for what in ("least", "mean") if row[what] > AT_GOAL_US
         ]  # fmt: skip
         if not options.json:
-            print(f"{name:>12}  {row['operations']:5.0f} operations  at() {row['least']:6.1f} least "
-                  f"{row['mean']:6.1f} mean {row['most']:6.1f} most  compiling "
+            print(f"{name:>12}  {row['operations']:5.0f} operations  at() {row['least']:6.1f} "
+                  f"least {row['mean']:6.1f} mean {row['most']:6.1f} most  compiling "
                   f"{row['compiling']:7.0f} us an operation")  # fmt: skip
     call = call_times(options.rounds, options.calls)
     beyond = call["named"] - call["static"]
