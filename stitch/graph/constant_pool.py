@@ -1,6 +1,8 @@
 """Constants of a graph under construction, deduplicated and immutable.
 
-Small equal arrays share one value by content, large ones by identity.
+Small equal arrays share one value by content, large ones by identity. Integers do not: which of
+them are equal may depend on named sizes, and a graph is to be alike at all of them. The passes
+merge those that are.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from stitch.program import (
     int64_array,
     is_symbolic,
     same_bytes,
-    same_integers,
 )
 
 #: Arrays up to this many bytes are compared by content.
@@ -33,23 +34,17 @@ _Key = tuple[str, tuple[int, ...], bytes]
 class ConstantPool:
     """Constants by value index, deduplicated."""
 
-    __slots__ = ("_by_content", "_by_identity", "_constants", "_symbolic")
+    __slots__ = ("_by_content", "_by_identity", "_constants")
 
     def __init__(self) -> None:
         self._constants: list[Constant] = []
-        #: Those with symbolic sizes.
-        self._symbolic: list[Constant] = []
         self._by_content: dict[_Key, int] = {}
         self._by_identity: dict[int, tuple[Array, Array, int]] = {}
 
     def find(self, data: Array) -> int | None:
-        """Return the value that holds this data, or None; large data is compared by identity."""
-        if has_symbols(data) or (self._symbolic and data.dtype.kind == "i"):
-            others = self._constants if has_symbols(data) else self._symbolic
-            same = (c.value for c in others if same_integers(c.data, data))
-            known = next(same, None)
-            if known is not None or has_symbols(data):
-                return known
+        """Return the value that holds this data, None for integers; large data by identity."""
+        if data.dtype.kind == "i":
+            return None
         if data.nbytes <= SMALL_NBYTES:
             return self._by_content.get(_key(data))
         held = self._by_identity.get(id(data))
@@ -60,9 +55,7 @@ class ConstantPool:
     def add(self, index: int, data: Array) -> Array:
         """Store the data of value `index` and return the read-only array; copies if writable."""
         if has_symbols(data):
-            constant = Constant(index, data)
-            self._constants.append(constant)
-            self._symbolic.append(constant)
+            self._constants.append(Constant(index, data))
             return data
         kept = np.array(data, order="C") if can_change(data) else np.ascontiguousarray(data)
         kept = kept.reshape(data.shape)

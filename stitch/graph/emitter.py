@@ -77,7 +77,7 @@ class Emitter:
         return self._constant(name, array_of(array, self._where()))
 
     def constant(self, array: object) -> SymbolicTensor:
-        """Add an unnamed constant; equal small arrays share one value."""
+        """Add an unnamed constant; equal small arrays but integers share one value."""
         data = array_of(array, self._where())
         known = self._constants.find(data)
         if known is not None:

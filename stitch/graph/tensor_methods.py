@@ -19,7 +19,6 @@ from stitch.program import (
     DataType,
     SymbolicSize,
     is_same_size,
-    same_shape,
     size_of,
     slice_bounds,
 )
@@ -268,7 +267,8 @@ def selection_of(shape: tuple[int, ...], key: object) -> Selection:
         length = shape[axis]
         if isinstance(part, slice):
             start, end, step = _slice(part, length)
-            if step != 1 or not same_shape((start, end), (0, length)):
+            # Whether a bound is the axis's own depends on sizes: the passes remove such slices.
+            if step != 1 or part.start is not None or part.stop is not None:
                 slices.append((axis, start, end, step))
             position, kept = position + 1, kept + 1
         elif _is_basic(part) and not has_arrays:
@@ -402,8 +402,6 @@ class ShapeMethods(ElementwiseMethods):
                 expected=f"{tensor.size} elements, as in {list(tensor.shape)}",
                 got=str(list(shape) if isinstance(shape, Sequence) else shape),
             )
-        if same_shape(wanted, tensor.shape):
-            return tensor
         return self._one("Reshape", tensor, wanted, allowzero=1 if 0 in wanted else None)
 
     def flat(self, x: Operand) -> SymbolicTensor:
@@ -470,8 +468,6 @@ class ShapeMethods(ElementwiseMethods):
                 expected=f"a shape ending in {list(tensor.shape)}",
                 got=str(list(wanted)),
             )
-        if same_shape(wanted, tensor.shape):
-            return tensor
         return self._one("Expand", tensor, list(wanted))
 
     def concat(self, tensors: Sequence[Operand], axis: int = 0) -> SymbolicTensor:

@@ -36,8 +36,8 @@ def test_inspect_shows_sizes_expressions_and_guards_with_their_lines(cli: Cli) -
     for line in (
         "requires symbolic_sizes", "  size   n: 2 to 40, compiled at 8",
         "  guard  4 < n (symbolic_specimens.py:17)", "  input  x: nxmxf32",
-        "  output output_0: (n // 2)xmxf32", "  constant constant_3 = [m*n]",
-        "reshape: (m*n)xf32 = Reshape(mul, constant_3)", "all checksums match",
+        "  output output_0: (n // 2)xmxf32", "  constant constant_4 = [m*n]",
+        "reshape: (m*n)xf32 = Reshape(mul, constant_4)", "all checksums match",
     ):  # fmt: skip
         assert line in done.out, line
     shown = json.loads(cli("inspect", "rich.ttb", "--json").out)

@@ -268,10 +268,12 @@ def exchange(rank: int) -> tuple[int, ...]:
 
 # Redundancy -------------------------------------------------------------------------------------
 
-#: Operators that do nothing if their result has the type of their operand.
+#: Operators that do nothing if their result has the type of their operand; Slice without steps.
 _SAME_ORDER = frozenset({
-    "Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze",
+    "Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze",
 })  # fmt: skip
+#: The most operands of a Slice without steps.
+_WITHOUT_STEPS = 4
 
 
 def remove_identities(graph: ComputationGraph) -> ComputationGraph:
@@ -307,7 +309,8 @@ def remove_identities(graph: ComputationGraph) -> ComputationGraph:
 def keeps_order(operation: Operation) -> bool:
     """Whether the operation does nothing if its result has the type of its operand."""
     has_both = (*operation.inputs[:1], ABSENT)[0] != ABSENT != (*operation.outputs[:1], ABSENT)[0]
-    return has_both and operation.op in _SAME_ORDER and not operation.domain
+    is_forward = operation.op != "Slice" or len(operation.inputs) <= _WITHOUT_STEPS
+    return has_both and is_forward and operation.op in _SAME_ORDER and not operation.domain
 
 
 def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]) -> bool:
@@ -322,7 +325,7 @@ def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]
     if operation.op == "Dropout" and len(operation.inputs) > 2:
         if operation.inputs[2] != ABSENT:
             return False
-    elif operation.op not in _SAME_ORDER:
+    elif not keeps_order(operation):
         return False
     before, after = values[operation.inputs[0]].type, values[operation.outputs[0]].type
     return before.data_type is after.data_type and same_shape(before.shape, after.shape)
