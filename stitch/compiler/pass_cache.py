@@ -122,11 +122,18 @@ class PassCache:
     def _equal_constants(self, known: dict[int, Array], read: Set[int]) -> tuple[int, ...]:
         """Return for each constant that is read the first constant that is equal."""
         by_sample: dict[Hashable, list[int]] = {}
+        #: By array, of which many values share one, the first value that is equal.
+        firsts: dict[int, int] = {}
         found: list[int] = []
         for value, data in known.items():
+            first = firsts.get(id(data))
+            if first is not None:
+                if value in read:
+                    found.append(first)
+                continue
             alike = by_sample.setdefault(_kept(self._samples, value, data, constant_sample), [])
             is_whole = data.size <= SAMPLE
-            if value in read:
+            if value in read or is_whole:
                 equal: Iterable[int] = alike
                 if alike and not is_whole:
                     mine = _kept(self._digests, value, data, constant_digest)
@@ -134,7 +141,9 @@ class PassCache:
                         other for other in alike
                         if _kept(self._digests, other, known[other], constant_digest) == mine
                     )  # fmt: skip
-                found.append(next(iter(equal), value))
+                first = firsts[id(data)] = next(iter(equal), value)
+                if value in read:
+                    found.append(first)
             if not (is_whole and alike):
                 alike.append(value)
         return tuple(found)

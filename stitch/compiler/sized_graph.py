@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any
+
+import numpy as np
 
 from stitch.graph import ComputationGraph
 from stitch.program import (
@@ -12,23 +14,23 @@ from stitch.program import (
     Constant,
     DataType,
     Expression,
-    SymbolicData,
     SymbolicSize,
     Value,
     ValueType,
+    as_read_only,
     has_symbols,
     integers_of,
 )
 
 
 class SizedGraph:
-    """A graph with symbolic sizes: each expression and each type of it is evaluated once."""
+    """A graph with symbolic sizes: each expression, type and array of it is evaluated once."""
 
-    __slots__ = ("_constants", "_expressions", "_graph", "_types", "_values")
+    __slots__ = ("_arrays", "_axes", "_constants", "_expressions", "_graph", "_types", "_values")
 
     def __init__(self, graph: ComputationGraph) -> None:
         self._graph = graph
-        #: The expressions of axes, in the order of their numbers.
+        #: The expressions in the order of their numbers: those of axes, then those of constants.
         self._expressions: dict[Expression, int] = {}
         #: The symbolic types: data type, and the number of the expression or the size of each axis.
         self._types: dict[tuple[DataType, tuple[tuple[int, bool], ...]], int] = {}
@@ -39,12 +41,18 @@ class SizedGraph:
             if any(is_symbolic for _, is_symbolic in axes):
                 number = self._types.setdefault((value.type.data_type, axes), len(self._types))
                 self._values.append((index, value.name, number))
-        #: The constants of symbolic elements: index, value, data.
-        self._constants: list[tuple[int, int, SymbolicData]] = [
-            (at, constant.value, cast(SymbolicData, constant.data))
-            for at, constant in enumerate(graph.constants)
-            if has_symbols(constant.data)
-        ]
+        #: The number of expressions of axes.
+        self._axes = len(self._expressions)
+        #: The arrays with symbolic elements: type, shape, and elements as the axes of a type.
+        self._arrays: dict[tuple[Any, tuple[int, ...], tuple[tuple[int, bool], ...]], int] = {}
+        #: The constants of symbolic elements: index, value, number of the array.
+        self._constants: list[tuple[int, int, int]] = []
+        for at, constant in enumerate(graph.constants):
+            if has_symbols(constant.data):
+                elements = tuple([self._axis(element) for element in integers_of(constant.data)])
+                key = constant.data.dtype, constant.data.shape, elements
+                number = self._arrays.setdefault(key, len(self._arrays))
+                self._constants.append((at, constant.value, number))
 
     def _axis(self, size: int) -> tuple[int, bool]:
         if not isinstance(size, SymbolicSize):
@@ -59,7 +67,8 @@ class SizedGraph:
             ValueError: An axis would be negative or too long.
         """
         numbers = [expression.at(sizes) for expression in self._expressions]
-        if numbers and (min(numbers) < 0 or max(numbers) > MAX_SIZE):
+        axes = numbers[: self._axes]
+        if axes and (min(axes) < 0 or max(axes) > MAX_SIZE):
             self._refuse(numbers)
         types = [
             ValueType(tuple([numbers[n] if symbolic else n for n, symbolic in axes]), data_type)
@@ -68,9 +77,16 @@ class SizedGraph:
         values = list(self._graph.values)
         for index, name, number in self._values:
             values[index] = Value(name, types[number])
+        arrays = [
+            as_read_only(
+                np.array([numbers[n] if symbolic else n for n, symbolic in elements], dtype)
+                .reshape(shape)
+            )
+            for dtype, shape, elements in self._arrays
+        ]  # fmt: skip
         constants = list(self._graph.constants)
-        for at, value, data in self._constants:
-            constants[at] = Constant(value, data.at(sizes))
+        for at, value, number in self._constants:
+            constants[at] = Constant(value, arrays[number])
         return self._graph.resized(tuple(values), tuple(constants))
 
     def _refuse(self, numbers: list[int]) -> None:

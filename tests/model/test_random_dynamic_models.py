@@ -88,8 +88,8 @@ def random_onnx(seed: int) -> Any:
         return constant(np.float32(value))
 
     values = ["x", "y"]
-    for _ in range(draw.randint(2, 9)):
-        v, p = draw.choice(values[-3:]), draw.randint(1, 6)
+
+    def node(v: str, p: int) -> str:
         ways: list[Callable[[], str]] = [
             lambda: add("Slice", v, whole(0), size(), whole(0)),
             lambda: add("Slice", v, whole(0), size(), whole(0), whole(1)),
@@ -107,7 +107,10 @@ def random_onnx(seed: int) -> Any:
             lambda: add("Flatten", v, axis=1),
             lambda: add("ReduceSum", v, whole(p % 3 - 1), keepdims=1),
         ]  # fmt: skip
-        values.append(draw.choice(ways)())
+        return draw.choice(ways)()
+
+    for _ in range(draw.randint(2, 9)):
+        values.append(node(draw.choice(values[-3:]), draw.randint(1, 6)))
     declared = [info("x", ["batch", "length", 4]), info("y", ["length", "batch"])]
     return model(nodes, declared, values[2:][-3:], weights, opset=18)
 

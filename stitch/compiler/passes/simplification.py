@@ -86,6 +86,7 @@ class _Candidate(NamedTuple):
         alone: The operands that it alone reads.
         names: The named sizes that its results depend on.
         known: Growth, steps and results, by these sizes.
+        twin: The first candidate with equal results, None if it is this one.
     """
 
     number: int
@@ -94,6 +95,7 @@ class _Candidate(NamedTuple):
     alone: list[int]
     names: list[str]
     known: dict[tuple[int, ...], tuple[int, int, dict[int, Array]]]
+    twin: int | None
 
 
 #: Sizes for which the results of an operation are kept, and bytes of a result that is kept.
@@ -119,6 +121,7 @@ class ConstantFolder:
         readers = Counter(v for operation in graph.operations for v in operation.inputs)
         outputs = {slot.value for slot in graph.outputs}
         self._candidates: list[_Candidate] = []
+        numbers, seen = _numbers_of(graph), dict[Hashable, tuple[int, Operation]]()
         #: By value that may be a constant, the sizes that it depends on.
         names: dict[int, frozenset[str]] = {ABSENT: frozenset()}
         for constant in graph.constants:
@@ -134,7 +137,13 @@ class ConstantFolder:
             on = on.union(*([] if is_shape else [names[v] for v in inputs]))
             alone = [v for v in {*inputs} - outputs if readers[v] == inputs.count(v)]
             reads = None if is_shape else frozenset(inputs) - {ABSENT}
-            candidate = _Candidate(index, operation, reads, alone, sorted(on), {})
+            twin = None
+            if not (operation.is_foreign or operation.is_opaque):
+                same = replace(operation, inputs=tuple([numbers.get(v, v) for v in inputs]))
+                first, other = seen.setdefault(_operation_key(same, graph.values), (index, same))
+                twin = first if first != index else None
+                numbers.update(zip(operation.outputs, other.outputs, strict=True))
+            candidate = _Candidate(index, operation, reads, alone, sorted(on), {}, twin)
             self._candidates.append(candidate)
             names |= dict.fromkeys(operation.outputs, on)
 
@@ -149,11 +158,17 @@ class ConstantFolder:
         """
         known: dict[int, Array] = dict(graph.constant_data())
         growth_left, steps_left, folded = self._growth_nbytes, self._steps, []
-        for number, operation, reads, alone, names, kept in self._candidates:
+        #: Growth, steps and results of what is folded at these sizes.
+        done: dict[int | None, tuple[int, int, dict[int, Array]]] = {}
+        for number, operation, reads, alone, names, kept, twin in self._candidates:
             if reads is not None and not known.keys() >= reads:
                 continue
             key = tuple([sizes[name] for name in names]) if sizes else ()
             found = kept.get(key)
+            if found is None and twin in done:
+                growth, steps, made = done[twin]
+                written = [v for v in operation.outputs if v != ABSENT]
+                found = growth, steps, dict(zip(written, made.values(), strict=True))
             if found is None:
                 types = _types_of(operation, graph.values)
                 growth, steps, results = _growth_of(operation, reads is None, *types)
@@ -178,7 +193,25 @@ class ConstantFolder:
             steps_left -= steps
             known.update(results)
             folded.append(number)
+            done[number] = growth, steps, results
         return known, frozenset(folded)
+
+
+def _numbers_of(graph: ComputationGraph) -> dict[int, int]:
+    """Return for each constant the first with its array, of few integers the first equal one."""
+    firsts: dict[Hashable, int] = {}
+    numbers: dict[int, int] = {}
+    for constant in graph.constants:
+        data = constant.data
+        key: Hashable = id(data)
+        if has_symbols(data):
+            # A hash of a size would specialise it.
+            elements = [getattr(n, "expression", n) for n in integers_of(data)]
+            key = (data.dtype, data.shape, tuple(elements))
+        elif data.dtype.kind == "i" and data.size <= SAMPLE:
+            key = constant_sample(data)
+        numbers[constant.value] = firsts.setdefault(key, constant.value)
+    return numbers
 
 
 def _growth_of(
@@ -376,13 +409,14 @@ def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:
 SAMPLE = 16
 
 
-def constant_sample(data: Array) -> Hashable:
+def constant_sample(data: Array) -> bytes:
     """Return type, shape, first and last elements; all of at most `SAMPLE` elements."""
     ends = data
     if data.size > SAMPLE:
         flat = data.reshape(-1)
         ends = np.concatenate([flat[: SAMPLE // 2], flat[-SAMPLE // 2 :]])
-    return (data.dtype, data.shape, ends.tobytes())
+    # Bytes keep their hash.
+    return b"%d%r" % (data.dtype.num, data.shape) + ends.tobytes()
 
 
 def constant_digest(data: Array) -> Hashable:
