@@ -48,18 +48,18 @@ class DynamicModel:
     structure: CallStructure | None = None
     #: The same by the sizes of the arguments, each where it is read.
     _by_key: dict[Hashable, CompiledModel] = field(default_factory=dict)
-    #: Returns the key of a call with these arguments by position.
-    _key_of: Callable[[tuple[Any, ...]], Hashable] = field(init=False)
+    #: Returns that of a call with these arguments by position.
+    _model_of: Callable[[tuple[Any, ...]], CompiledModel] = field(init=False)
     #: The same of inputs by name.
-    _key_of_slots: Callable[[Mapping[str, Any]], Hashable] = field(init=False)
+    _model_of_slots: Callable[[Mapping[str, Any]], CompiledModel] = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         places = {slot.name: i for i, slot in enumerate(self.program.graph.inputs)}
         sources = [(name, axis) for name, axis, _ in self.program.sizes.sources]
         by_position = [(places[name], axis) for name, axis in sources]
-        object.__setattr__(self, "_key_of", _key_reader(by_position))
-        object.__setattr__(self, "_key_of_slots", _key_reader(sources))
+        object.__setattr__(self, "_model_of", _finder(by_position, self._by_key))
+        object.__setattr__(self, "_model_of_slots", _finder(sources, self._by_key))
 
     def __repr__(self) -> str:
         return f"<DynamicModel for {self.target}: {self.program.text()}>"
@@ -149,7 +149,7 @@ class DynamicModel:
         structure = self.structure
         if structure is None and not named:
             try:
-                model = self._by_key[self._key_of(arguments)]
+                model = self._model_of(arguments)
             except (AttributeError, IndexError, KeyError, TypeError):
                 pass  # A new size, a list, or an error that `_model_for` raises.
             else:
@@ -158,7 +158,7 @@ class DynamicModel:
         if slots is None:
             return self._model_for(arguments, named)(*arguments, **named)
         try:
-            known = self._by_key.get(self._key_of_slots(slots))
+            known = self._model_of_slots(slots)
         except (AttributeError, IndexError, KeyError, TypeError):
             known = None
         return (known or self._model_for((), slots)).call_slots(slots)
@@ -269,15 +269,19 @@ def _points(sizes: SymbolicSizes, chosen: Mapping[str, int]) -> list[dict[str, i
     ]
 
 
-def _key_reader(sources: Sequence[tuple[Any, int]]) -> Callable[[Any], Hashable]:
-    """Return the function that reads sizes of arguments: a number of one source, else a tuple.
+def _finder(
+    sources: Sequence[tuple[Any, int]], models: Mapping[Hashable, CompiledModel]
+) -> Callable[[Any], CompiledModel]:
+    """Return the function that finds a model by sizes of arguments: one number, else a tuple.
 
     `sources` are positions or names of arguments, and axes.
     """
     if len(sources) == 1:
         ((place, axis),) = sources
-        return lambda arguments: arguments[place].shape[axis]
+        return lambda arguments: models[arguments[place].shape[axis]]
     if len(sources) == 2:
         (one, first), (other, second) = sources
-        return lambda arguments: (arguments[one].shape[first], arguments[other].shape[second])
-    return lambda arguments: tuple([arguments[place].shape[axis] for place, axis in sources])
+        return lambda arguments: models[arguments[one].shape[first], arguments[other].shape[second]]
+    return lambda arguments: models[
+        tuple([arguments[place].shape[axis] for place, axis in sources])
+    ]

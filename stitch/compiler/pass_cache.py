@@ -9,7 +9,7 @@ they made where the answers are the same.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from stitch.compiler.compile_graph import prepare_graph
@@ -60,7 +60,7 @@ class PassCache:
 
     __slots__ = (
         "_digests", "_folder", "_is_typed", "_lock", "_machine", "_options", "_pairs", "_prepared",
-        "_samples",
+        "_read", "_samples",
     )  # fmt: skip
 
     def __init__(
@@ -80,6 +80,8 @@ class PassCache:
         #: By value, the last array with its sample, and its digest.
         self._samples: dict[int, tuple[Array, Hashable]] = {}
         self._digests: dict[int, tuple[Array, Hashable]] = {}
+        #: The operations that were folded last, and the values that the others read.
+        self._read: tuple[frozenset[int], set[int]] | None = None
         self._prepared: dict[Hashable, _Prepared] = {}
         self._lock = threading.Lock()
 
@@ -98,14 +100,13 @@ class PassCache:
         with self._lock:
             known, folded = self._folder.fold(graph, sizes)
             values = graph.values
-            read = {slot.value for slot in graph.outputs}
-            for number, operation in enumerate(graph.operations):
-                if number not in folded:
-                    read.update(operation.inputs)
+            if self._read is None or self._read[0] != folded:
+                left = [o.inputs for i, o in enumerate(graph.operations) if i not in folded]
+                self._read = folded, {slot.value for slot in graph.outputs}.union(*left)
             key = (
                 folded,
                 tuple([values[a].type.shape == values[b].type.shape for a, b in self._pairs]),
-                self._equal_constants(known, read),
+                self._equal_constants(known, self._read[1]),
             )
             found = self._prepared.get(key)
             if found is not None and (self._is_typed or not check_types(graph)):
@@ -121,43 +122,44 @@ class PassCache:
 
     def _equal_constants(self, known: dict[int, Array], read: Set[int]) -> tuple[int, ...]:
         """Return for each constant that is read the first constant that is equal."""
-        by_sample: dict[Hashable, list[int]] = {}
         #: By array, of which many values share one, the first value that is equal.
         firsts: dict[int, int] = {}
-        found: list[int] = []
+        #: By sample: the first value with it, and those of large arrays that are not known to be
+        #: equal.
+        whole: dict[Hashable, int] = {}
+        large: dict[Hashable, list[int]] = {}
+        samples, found = self._samples, list[int]()
         for value, data in known.items():
             first = firsts.get(id(data))
-            if first is not None:
-                if value in read:
-                    found.append(first)
-                continue
-            alike = by_sample.setdefault(_kept(self._samples, value, data, constant_sample), [])
-            is_whole = data.size <= SAMPLE
-            if value in read or is_whole:
-                equal: Iterable[int] = alike
-                if alike and not is_whole:
-                    mine = _kept(self._digests, value, data, constant_digest)
-                    equal = (
-                        other for other in alike
-                        if _kept(self._digests, other, known[other], constant_digest) == mine
-                    )  # fmt: skip
-                first = firsts[id(data)] = next(iter(equal), value)
-                if value in read:
-                    found.append(first)
-            if not (is_whole and alike):
-                alike.append(value)
+            if first is None:
+                kept = samples.get(value)
+                if kept is None or kept[0] is not data:
+                    kept = samples[value] = data, constant_sample(data)
+                if data.size <= SAMPLE:
+                    first = firsts[id(data)] = whole.setdefault(kept[1], value)
+                else:
+                    alike = large.setdefault(kept[1], [])
+                    if value in read:
+                        first = firsts[id(data)] = self._first(alike, value, known)
+                    alike.append(value)
+            if first is not None and value in read:
+                found.append(first)
         return tuple(found)
 
+    def _first(self, alike: Sequence[int], value: int, known: Mapping[int, Array]) -> int:
+        """Return the first of some values whose large array equals that of another one."""
+        if not alike:
+            return value
+        mine = self._digest(value, known[value])
+        same = (other for other in alike if self._digest(other, known[other]) == mine)
+        return next(same, value)
 
-def _kept(
-    kept: dict[int, tuple[Array, Hashable]], value: int, data: Array,
-    compute: Callable[[Array], Hashable],
-) -> Hashable:  # fmt: skip
-    """Return what is computed of an array, once while the value has the same array."""
-    before = kept.get(value)
-    if before is None or before[0] is not data:
-        before = kept[value] = data, compute(data)
-    return before[1]
+    def _digest(self, value: int, data: Array) -> Hashable:
+        """Return the digest of a value's array, computed once while it has the same array."""
+        kept = self._digests.get(value)
+        if kept is None or kept[0] is not data:
+            kept = self._digests[value] = data, constant_digest(data)
+        return kept[1]
 
 
 def _traced(

@@ -93,7 +93,7 @@ class _Candidate(NamedTuple):
     operation: Operation
     reads: frozenset[int] | None
     alone: list[int]
-    names: list[str]
+    names: tuple[str, ...]
     known: dict[tuple[int, ...], tuple[int, int, dict[int, Array]]]
     twin: int | None
 
@@ -143,7 +143,7 @@ class ConstantFolder:
                 first, other = seen.setdefault(_operation_key(same, graph.values), (index, same))
                 twin = first if first != index else None
                 numbers.update(zip(operation.outputs, other.outputs, strict=True))
-            candidate = _Candidate(index, operation, reads, alone, sorted(on), {}, twin)
+            candidate = _Candidate(index, operation, reads, alone, tuple(sorted(on)), {}, twin)
             self._candidates.append(candidate)
             names |= dict.fromkeys(operation.outputs, on)
 
@@ -158,12 +158,15 @@ class ConstantFolder:
         """
         known: dict[int, Array] = dict(graph.constant_data())
         growth_left, steps_left, folded = self._growth_nbytes, self._steps, []
+        keys: dict[tuple[str, ...], tuple[int, ...]] = {}
         #: Growth, steps and results of what is folded at these sizes.
         done: dict[int | None, tuple[int, int, dict[int, Array]]] = {}
         for number, operation, reads, alone, names, kept, twin in self._candidates:
             if reads is not None and not known.keys() >= reads:
                 continue
-            key = tuple([sizes[name] for name in names]) if sizes else ()
+            key = keys.get(names)
+            if key is None:
+                key = keys[names] = tuple([sizes[name] for name in names]) if sizes else ()
             found = kept.get(key)
             if found is None and twin in done:
                 growth, steps, made = done[twin]
@@ -174,7 +177,10 @@ class ConstantFolder:
                 growth, steps, results = _growth_of(operation, reads is None, *types)
             else:
                 growth, steps, results = found
-            grown = growth - sum([known[v].nbytes for v in alone if v in known])
+            grown = growth
+            for v in alone:
+                if v in known:
+                    grown -= known[v].nbytes
             if reads is not None:
                 if grown > max(growth_left, 0) or steps > steps_left:
                     continue
