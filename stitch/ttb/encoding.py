@@ -352,7 +352,7 @@ class _Encoder:
         return self._table(
             "SymbolicProgram", name, CODES[binary.role], CODES[binary.math_fidelity], sizes,
             expressions, guards, inputs, outputs, values, operations, constants, placement,
-            1,  # The passes have not run.
+            int(binary.needs_passes),
         )  # fmt: skip
 
     def _expression(self, row: ExpressionRow) -> int:

@@ -39,6 +39,8 @@ class SymbolicBinary:
     opset: int = OPSET
     version: Version = CURRENT
     rows: tuple[SegmentRow, ...] = ()
+    #: False in files of earlier writers, on whose graphs the passes have run; they may run again.
+    needs_passes: bool = True
 
     def __repr__(self) -> str:
         names = ", ".join(self.sizes.dims)

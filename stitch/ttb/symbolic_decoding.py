@@ -60,7 +60,7 @@ class SymbolicDecoder(Decoder):
             return None
         binary = SymbolicBinary(
             graph, sizes, shape, producer, _ROLES[symbolic[1]], _FIDELITIES[symbolic[2]], opset,
-            Version(*version), rows,
+            Version(*version), rows, bool(symbolic[-1]),
         )  # fmt: skip
         checks = SegmentChecks(self._where, rows, self._segments, {graph.name: used})
         checks.check((binary.stored_constants(),), every=True)
