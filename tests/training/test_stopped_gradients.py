@@ -110,6 +110,14 @@ def test_what_torch_does_not_export_is_refused(way: str, message: str) -> None:
     assert message in str(error.value)
 
 
+def test_an_exported_program_stays_as_it_was() -> None:
+    x = torch.tensor([0, 1, 2, 0])
+    program = torch.export.export(Stopping("no_grad"), (x,))
+    before = str(program.graph)
+    stitch.compile(program, (x,), optimizer="sgd", loss="mse")
+    assert str(program.graph) == before
+
+
 def test_a_buffer_that_is_written_but_not_read_is_a_state() -> None:
     torch.manual_seed(0)
     ours = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 2))

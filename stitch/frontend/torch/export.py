@@ -46,6 +46,7 @@ from stitch.program import TensorDesc, ValueType
 Examples = Sequence[Any] | Mapping[str, Any]
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _DETACH = torch.ops.aten.detach.default
+_SETS_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
 _DEPENDS_ON_DATA = ("data-dependent", "data dependent", "unbacked", "GuardOnDataDependent")
 
@@ -103,9 +104,8 @@ def exported(
         try:
             with _containers_restored(module):
                 capture = _captured(module, examples, dynamic_shapes, trains)
-            if trains:
-                _detach_operands(capture.program)
-            return replace(capture, program=_decomposed(capture.program))
+            with _operands_detached(capture.program) if trains else nullcontext():
+                return replace(capture, program=_decomposed(capture.program))
         except StitchError:
             raise
         except Exception as error:
@@ -296,25 +296,34 @@ _UNTRAINED = {
 }
 
 
-def _detach_operands(program: Any) -> None:
-    """Detach what the parts of a program under `torch.no_grad` read."""
+@contextmanager
+def _operands_detached(program: Any) -> Iterator[None]:
+    """Detach what the parts of a program under `torch.no_grad` read; the program may be the
+    user's. Raises `CompileError` for what cannot be trained."""
     graph, parameters = program.graph, program.graph_signature.inputs_to_parameters
     dependent = {node for node in graph.nodes if node.name in parameters}
-    for node in list(graph.nodes):
-        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and not node.args[0]:
-            for operand in node.all_input_nodes:
-                is_read = operand.op == "placeholder" and operand.name not in parameters
-                if torch.is_tensor(operand.meta.get("val")) and not is_read:
-                    with graph.inserting_before(node):
-                        detached = graph.call_function(_DETACH, (operand,))
-                    detached.meta = dict(operand.meta)
-                    node.replace_input_with(operand, detached)
-        elif node.target is not _DETACH and not dependent.isdisjoint(node.all_input_nodes):
-            remedy = _UNTRAINED.get(getattr(node.target, "overloadpacket", None))
-            if remedy is not None and not (node.target in _BAGS and node.args[3:4] != (True,)):
-                raise CompileError(f"{node.target} cannot be trained", where=location_of(node),
-                                   remedy=remedy)  # fmt: skip
-            dependent.add(node)
+    added: list[Any] = []
+    try:
+        for node in list(graph.nodes):
+            if node.target is _SETS_GRAD and not node.args[0]:
+                for operand in node.all_input_nodes:
+                    is_read = operand.op == "placeholder" and operand.name not in parameters
+                    if torch.is_tensor(operand.meta.get("val")) and not is_read:
+                        with graph.inserting_before(node):
+                            added.append(graph.call_function(_DETACH, (operand,)))
+                        added[-1].meta = dict(operand.meta)
+                        node.replace_input_with(operand, added[-1])
+            elif node.target is not _DETACH and not dependent.isdisjoint(node.all_input_nodes):
+                remedy = _UNTRAINED.get(getattr(node.target, "overloadpacket", None))
+                if remedy is not None and not (node.target in _BAGS and node.args[3:4] != (True,)):
+                    raise CompileError(f"{node.target} cannot be trained", where=location_of(node),
+                                       remedy=remedy)  # fmt: skip
+                dependent.add(node)
+        yield
+    finally:
+        for node in added:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def stops_gradient(node: Any) -> bool:
