@@ -28,6 +28,7 @@ DRAW = np.random.default_rng(11)
 
 class TestAutomaticExecutor(ExecutorSuite):
     executor: ClassVar[str] = "auto"
+    left_out: ClassVar[int] = 8
 
 
 @CAMPAIGN

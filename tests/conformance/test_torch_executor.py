@@ -33,6 +33,7 @@ from tests.support.stitched_models import model, one
 
 class TestTorchExecutor(ExecutorSuite):
     executor: ClassVar[str] = "torch"
+    left_out: ClassVar[int] = 8
 
 
 @CAMPAIGN

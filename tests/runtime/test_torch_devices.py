@@ -19,7 +19,7 @@ from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.runtime.executors.card import machine_of_card
 from stitch.runtime.executors.cuda_executor import CudaExecutor
 from stitch.runtime.executors.torch_bytes import PIECE_NBYTES, TorchBytes
-from stitch.testing import ExecutorSuite
+from stitch.testing import ExecutorSuite, PlacementSuite
 from tests.support.random_scripts import run, script
 from tests.support.run_seed import SEED
 
@@ -30,6 +30,13 @@ W = np.arange(64, dtype=np.float32).reshape(8, 8) % 5
 
 class TestTorchCpu(ExecutorSuite):
     executor: ClassVar[str] = "torch:cpu"
+    left_out: ClassVar[int] = 8
+
+
+@pytest.mark.campaign("torch_devices")
+class TestTorchCpuWithAllPlacements(PlacementSuite):
+    executor: ClassVar[str] = "torch:cpu"
+    left_out: ClassVar[int] = 0
 
 
 def product(name: str = "product") -> stitch.CompiledModel:
