@@ -82,7 +82,7 @@ def days(campaigns: Iterable[Campaign]) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--day", type=int, help="days since 1970; eight in a row have all")
+    parser.add_argument("--day", type=int, help="days since 1970; ten in a row have all")
     day = parser.parse_args().day
     if day is None:
         print(*described(), sep="\n")
