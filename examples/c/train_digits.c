@@ -16,8 +16,9 @@ static int64_t labels[ROWS];
 /* Ends the program with what an error says. */
 static void check(stitch_error_t error) {
   if (!error) return;
-  fprintf(stderr, "train_digits: error %d: %s\n  try: %s\n", stitch_error_code(error),
-          stitch_error_message(error), stitch_error_remedy(error));
+  const char *remedy = stitch_error_remedy(error);
+  fprintf(stderr, "train_digits: error %d: %s\n%s%s\n", stitch_error_code(error),
+          stitch_error_message(error), *remedy ? "  try: " : "", remedy);
   stitch_error_destroy(error);
   exit(1);
 }

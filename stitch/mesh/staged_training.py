@@ -76,6 +76,14 @@ _OF_ONE_DEVICE = {
     "load": _TRAINED, "save": _TRAINED, "save_programs": _TRAINED, "program": _TRAINED,
     "binary": _TRAINED,
 }  # fmt: skip
+#: What a training on one device has: what to do instead.
+_OF_ONE_TRAINING = {
+    "predict": f"{_TRAINED}, with `model` what was compiled in stages",
+    "get_tensor": "training.tensors([name])[name]", "set_tensor": "training.set_tensors({name: a})",
+    "forward": "training.compute_gradients(batches)",
+    "backward": "training.compute_gradients(batches)", "zero_grad": "training.step(batches)",
+    "compute_loss": "training.compute_gradients(batches) returns the losses",
+}  # fmt: skip
 #: Steps after which the persistent buffers are read back, for a server that is started again.
 SAVE_EVERY = 8
 
@@ -703,6 +711,14 @@ class StagedTraining:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OF_ONE_TRAINING:
+            raise AttributeError(f"'StagedTraining' object has no attribute {name!r}")
+        raise UsageError(
+            f"a training in stages has no {name}: it runs whole steps",
+            remedy=_OF_ONE_TRAINING[name],
+        )
 
     def __repr__(self) -> str:
         return f"<StagedTraining: {len(self._first)} stages, step {self.steps}, {self.mesh!r}>"

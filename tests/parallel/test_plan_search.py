@@ -114,6 +114,10 @@ def test_a_found_plan_trains_with_the_losses_of_one_device(algorithm: str) -> No
     batches = drawn_batches(model, 3)
     with found.start() as training:
         losses = [training.step(batches) for _ in range(2)]
+        for name in ("predict", "forward", "get_tensor"):
+            with pytest.raises(UsageError, match=f"in stages has no {name}"):
+                getattr(training, name)
+        assert not hasattr(training, "predicted")
     one = stitch.compile(model.graph, accumulation_steps=3, target="tiny", **options)
     with one.start() as instance:
         expected = [[float(loss) for loss in instance.step(batches)] for _ in range(2)]
