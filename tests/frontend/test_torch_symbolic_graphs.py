@@ -221,3 +221,29 @@ def _results_and_gradients(function: Any, x: Any, y: Any, w: Any, *, trains: boo
         gradients = torch.autograd.grad(sum(losses), inputs, allow_unused=True)
         results += [0 if gradient is None else gradient for gradient in gradients]
     return [r.detach() if isinstance(r, torch.Tensor) else r for r in results]
+
+
+def test_random_operators_keep_sizes_named_and_draw_what_they_draw_at_a_size() -> None:
+    def function(x: Any) -> Any:
+        kept = torch.nn.functional.dropout(x, 0.4, True)
+        return kept * torch.rand_like(x) + torch.bernoulli(torch.full_like(x, 0.5))
+
+    run, before = compiled(function, dynamic=True), compilations()
+    static = compiled(function, dynamic=False)
+    counts = []
+    for shape in ((5, 3), (6, 4), (4, 9)):
+        drawn = []
+        for way in (run, static):
+            torch.manual_seed(shape[0])
+            x = torch.ones(shape, requires_grad=True)
+            result = way(x)
+            result.sum().backward()
+            drawn += [result.detach(), x.grad]
+            counts.append(compilations() - before)
+        assert all(map(torch.equal, drawn[:2], drawn[2:]))
+        assert 0 < int((drawn[0] == 0).sum()) < x.numel()
+    # The later shapes compile for the static way only: a forward and a backward graph.
+    assert [after - first for first, after in zip(counts[1::2], counts[2::2], strict=False)] == [
+        0,
+        0,
+    ]

@@ -17,7 +17,7 @@ from stitch.frontend.torch.aten_call import Call, Row, Value
 from stitch.frontend.torch.lowering.ordered_elements import sorted_positions
 from stitch.frontend.torch.torch_internals import rng_prims
 from stitch.graph import SymbolicTensor
-from stitch.program import DataType
+from stitch.program import DataType, int64_array
 
 aten = torch.ops.aten
 KEY_NAME = "stitch_key"
@@ -50,11 +50,12 @@ def _bits(
     call: Call, key: SymbolicTensor, number: int, shape: tuple[int, ...], keep: int
 ) -> SymbolicTensor:
     """Integers of `keep` random bits; `number` is that of the random operator in its graph."""
-    b, count = call.builder, math.prod(shape)
-    counters = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(number * _COUNTERS)
-    steps = (counters * np.uint64(_GOLDEN)).astype(np.int64).reshape(shape)
+    b, count = call.builder, int64_array([math.prod(shape)], ())
+    # No constant, whose elements would be as many as those that are drawn, also of named sizes.
+    steps = b.mul(b.op("Range", np.int64(0), count, np.int64(1)), np.int64(_signed(_GOLDEN)))
+    first = b.add(key, np.int64(_signed((number * _COUNTERS + 1) * _GOLDEN)))
     # The key has shape [1].
-    z = b.reshape(b.add(b.constant(steps), key), shape)
+    z = b.reshape(b.add(steps, first), shape)
     for bits, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
         z = _stirred(call, z, bits, factor)
     shift = b.constant(np.asarray(64 - keep, np.uint64))
