@@ -1,7 +1,7 @@
 """Constants of a graph under construction, deduplicated and immutable.
 
-Small equal arrays share one value by content, large ones by identity. Integers do not: which of
-them are equal may depend on named sizes, and a graph is to be alike at all of them. The passes
+Small equal arrays share one value by content, large ones by identity. Few integers do not: which
+of them are equal may depend on named sizes, and a graph is to be alike at all of them. The passes
 merge those that are.
 """
 
@@ -42,11 +42,9 @@ class ConstantPool:
         self._by_identity: dict[int, tuple[Array, Array, int]] = {}
 
     def find(self, data: Array) -> int | None:
-        """Return the value that holds this data, None for integers; large data by identity."""
-        if data.dtype.kind == "i":
-            return None
+        """Return the value that holds this data, None for few integers; large by identity."""
         if data.nbytes <= SMALL_NBYTES:
-            return self._by_content.get(_key(data))
+            return None if data.dtype.kind == "i" else self._by_content.get(_key(data))
         held = self._by_identity.get(id(data))
         if held is not None and held[0] is data and _same_bits(held[1], data):
             return held[2]

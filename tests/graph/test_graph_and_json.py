@@ -209,6 +209,14 @@ def test_read_only_arrays_are_kept_and_writable_ones_are_copied() -> None:
     assert not np.shares_memory(second.data, changing)
 
 
+def test_one_large_array_of_integers_is_one_constant() -> None:
+    b, weight = ComputationGraphBuilder("g"), np.zeros((100, 100), np.int8)
+    assert b.constant(weight) is not b.constant(weight.copy())
+    b.output("y", b.constant(weight) + b.constant(weight))
+    graph = b.build()
+    assert len(set(graph.operations[0].inputs)) == 1 and len(graph.constants) == 2
+
+
 def test_big_endian_arrays_become_native_constants() -> None:
     b = ComputationGraphBuilder("g")
     b.output("y", b.constant(np.arange(3, dtype=">f4")) + 1)
