@@ -149,3 +149,19 @@ def test_rounds_in_which_nothing_differs(count: int, schedule: Any) -> None:
         given, lanes = (t.numpy() for t in found)
     np.testing.assert_allclose(given, np.full((count, 3), np.tanh(0.5)), 1e-6)
     np.testing.assert_allclose(lanes, np.full((2, count, 3), np.tanh(0.5)), 1e-6)
+
+
+def test_scans_of_equal_constants_are_told_apart_by_their_bodies() -> None:
+    b = ComputationGraphBuilder("g")
+    rows = b.constant(np.ones((4, 5), np.float32))
+
+    def two(_: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
+        return [], [e[0][:2]]
+
+    def three(_: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
+        return [], [e[0][:3]]
+
+    for f in (two, three):
+        _, (given,) = scan(b, f, [], [rows])
+        b.output(f"shape_{f.__name__}", b.apply("Shape", [given], 1, {})[0])
+    assert [list(shape) for shape in results(b.build(), [])] == [[4, 2], [4, 3]]

@@ -138,7 +138,7 @@ class ConstantFolder:
             alone = [v for v in {*inputs} - outputs if readers[v] == inputs.count(v)]
             reads = None if is_shape else frozenset(inputs) - {ABSENT}
             twin = None
-            if not (operation.is_foreign or operation.is_opaque):
+            if is_repeatable(operation) and not (operation.is_foreign or operation.is_opaque):
                 same = replace(operation, inputs=tuple([numbers.get(v, v) for v in inputs]))
                 first, other = seen.setdefault(_operation_key(same, graph.values), (index, same))
                 twin = first if first != index else None
