@@ -52,12 +52,7 @@ def prepare_graph(
     Raises:
         CompileError: Types do not agree.
     """
-    problems = check_types(graph)
-    if problems:
-        raise CompileError(
-            f"the types of computation graph {graph.name!r} do not agree: "
-            + "; ".join(map(str, problems[:8]))
-        )
+    require_types(graph)
     graph = apply_kinds(graph.with_placement(*options.placement))
     # Target shapes and axes must be constants even without optimisation.
     loops: tuple[LoopNote, ...] = ()
@@ -72,6 +67,16 @@ def prepare_graph(
     else:
         graph = drop_unused_values(fold_constants(graph, 0))
     return graph, loops
+
+
+def require_types(graph: ComputationGraph) -> None:
+    """Raise `CompileError` if the types of a graph do not agree."""
+    problems = check_types(graph)
+    if problems:
+        raise CompileError(
+            f"the types of computation graph {graph.name!r} do not agree: "
+            + "; ".join(map(str, problems[:8]))
+        )
 
 
 def _absorb_transposes(graph: ComputationGraph) -> ComputationGraph:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from stitch.compiler.compile_graph import prepare_graph
+from stitch.compiler.compile_graph import prepare_graph, require_types
 from stitch.compiler.options import CompileOptions
 from stitch.compiler.passes import (
     FOLD_GROWTH_NBYTES,
@@ -23,7 +23,7 @@ from stitch.compiler.passes import (
     keeps_order,
 )
 from stitch.compiler.placement import GraphPlacer
-from stitch.graph import ComputationGraph, check_types
+from stitch.graph import ComputationGraph
 from stitch.machine import MachineShape
 from stitch.program import ABSENT, Array, Constant, same_shape
 
@@ -97,6 +97,8 @@ class PassCache:
         Raises:
             CompileError: Types do not agree at these sizes.
         """
+        if not self._is_typed:
+            require_types(graph)
         with self._lock:
             known, folded = self._folder.fold(graph, sizes)
             values = graph.values
@@ -109,7 +111,7 @@ class PassCache:
                 self._equal_constants(known, self._read[1]),
             )
             found = self._prepared.get(key)
-            if found is not None and (self._is_typed or not check_types(graph)):
+            if found is not None:
                 return _moved(found, graph, known), found.placer
             prepared, _ = prepare_graph(graph, None, self._options)
             placer = GraphPlacer(prepared, self._machine, self._options)

@@ -242,3 +242,22 @@ def test_files_take_no_more_memory_than_a_sound_one_of_their_size() -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert max(peaks) < 3 * peaks[0] + 100_000
+
+
+def test_types_are_checked_before_what_has_them_is_folded() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Expand", ["c", "s"], ["e"]),
+        helper.make_node("Reshape", ["e", "r"], ["y"]),
+    ]  # fmt: skip
+    weights = {"c": np.arange(5), "r": np.array([-1])}
+    proto = onnx_model(nodes, [info("x", ["n", 5], INT64)], ["y"], weights)
+    made = stitch.compile(proto, dynamic_shapes={"n": Dim("n", 2, 40)})
+    graph = made.program.graph
+    values = list(graph.values)
+    last = graph.outputs[0].value
+    values[last] = replace(values[last], type=replace(values[last].type, shape=(30,)))
+    program = replace(made.program, graph=replace(graph, values=tuple(values)))
+    model = stitch.load(stitch.DynamicModel(program, "wormhole_n150").encode())
+    assert np.asarray(model(X.astype(np.int64))).shape == (30,)
+    with pytest.raises(CompileError, match="do not agree"):
+        model.at(n=3)
