@@ -96,6 +96,8 @@ class SymbolicDecoder(Decoder):
             kept, asked,
         )  # fmt: skip
         graph.with_placement()  # Every option names a slot.
+        for operation in graph.foreign_operations():
+            self._problems.add("symbolic", _WHERE, f"a foreign operator, {operation.title}")
         for slot in graph.inputs:
             for axis, size in enumerate(graph.values[slot.value].type.shape):
                 if isinstance(size, SymbolicSize) and str(size.expression) in sizes.dims:

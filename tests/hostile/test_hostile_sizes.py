@@ -19,7 +19,7 @@ import stitch
 from stitch.errors import CompileError, FormatError, StitchError
 from stitch.program import Dim, Expression, ExpressionRows, expressions_of
 from stitch.program.expression_rows import MAX_DEPTH, MAX_PARTS
-from stitch.ttb import load_any
+from stitch.ttb import encode, load_any
 from stitch.ttb.encoding import _Encoder
 from tests.hostile.test_mutations import mutated
 from tests.support import run_seed
@@ -261,3 +261,13 @@ def test_types_are_checked_before_what_has_them_is_folded() -> None:
     assert np.asarray(model(X.astype(np.int64))).shape == (30,)
     with pytest.raises(CompileError, match="do not agree"):
         model.at(n=3)
+
+
+def test_foreign_operators_are_refused() -> None:
+    """Their types, which are declared, may be equal at some sizes only."""
+    binary = MODEL.stored()
+    first, *others = binary.graph.operations
+    first = replace(first, op="Foo", domain="com.acme", opset=1)
+    graph = replace(binary.graph, operations=(first, *others))
+    with pytest.raises(FormatError, match=r"a foreign operator, .*Foo"):
+        load_any(encode(replace(binary, graph=graph)))
