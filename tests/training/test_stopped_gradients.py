@@ -145,3 +145,43 @@ def test_rows_whose_gradients_are_scaled_are_refused() -> None:
     model = stitch.torch.compile(module, optimizer=torch.optim.SGD(module.parameters(), 0.1))
     with pytest.raises(CompileError, match="scale_grad_by_freq"):
         nn.MSELoss()(model(torch.tensor([1, 1])), torch.ones(2, 3))
+
+
+class Written(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Detaches a tensor that was written in place: torch makes its alias anew where it is read."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.cell = nn.GRUCell(3, 3)  # Torch decomposes it to writes in place.
+        self.first = nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Any:
+        h = self.first(self.cell(x, torch.ones_like(x)))
+        if self.way == "cell":
+            h = self.cell(x, h)
+            return h.detach() * 2 + h
+        h = F.leaky_relu(h, inplace=True)
+        if self.way == "no_grad":
+            with torch.no_grad():
+                scale = h * 2
+            return scale * h
+        if self.way == "enable_grad":
+            with torch.no_grad(), torch.enable_grad():
+                return h.detach() * h
+        if self.way == "view":
+            return h.detach().view(-1, 3)[:, :] * h[...]
+        return h.detach() * h
+
+
+@pytest.mark.parametrize("way", ["cell", "detach", "view", "no_grad", "enable_grad"])
+def test_what_was_written_in_place_is_detached(way: str) -> None:
+    torch.manual_seed(0)
+    module, x, y = Written(way), torch.randn(5, 3), torch.randint(0, 3, (5,))
+    eager, loss_fn = copy.deepcopy(module), nn.CrossEntropyLoss()
+    loss_fn(eager(x), y).backward()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    model = stitch.torch.compile(module, optimizer=optimizer, target="host")
+    loss_fn(model(x), y).backward()
+    for ours, theirs in zip(module.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)

@@ -46,6 +46,9 @@ from stitch.program import TensorDesc, ValueType
 Examples = Sequence[Any] | Mapping[str, Any]
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _DETACH = torch.ops.aten.detach.default
+# Views with the type that they have: a node that decomposing keeps, through which no gradient
+# flows. An alias that torch makes anew after a write in place does not say where it comes from.
+_DETACHED = torch.ops.aten.view.dtype
 _SETS_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
 _DEPENDS_ON_DATA = ("data-dependent", "data dependent", "unbacked", "GuardOnDataDependent")
@@ -105,7 +108,7 @@ def exported(
             with _containers_restored(module):
                 capture = _captured(module, examples, dynamic_shapes, trains)
             with _operands_detached(capture.program) if trains else nullcontext():
-                return replace(capture, program=_decomposed(capture.program))
+                return replace(capture, program=_with_aliases(_decomposed(capture.program)))
         except StitchError:
             raise
         except Exception as error:
@@ -303,17 +306,21 @@ def _operands_detached(program: Any) -> Iterator[None]:
     graph, parameters = program.graph, program.graph_signature.inputs_to_parameters
     dependent = {node for node in graph.nodes if node.name in parameters}
     added: list[Any] = []
+    detached = [node for node in _all_nodes(program) if node.target is _DETACH]
     try:
+        for node in detached:
+            node.target, node.args = _DETACHED, (node.args[0], node.meta["val"].dtype)
         for node in list(graph.nodes):
             if node.target is _SETS_GRAD and not node.args[0]:
                 for operand in node.all_input_nodes:
                     is_read = operand.op == "placeholder" and operand.name not in parameters
                     if torch.is_tensor(operand.meta.get("val")) and not is_read:
                         with graph.inserting_before(node):
-                            added.append(graph.call_function(_DETACH, (operand,)))
+                            arguments = operand, operand.meta["val"].dtype
+                            added.append(graph.call_function(_DETACHED, arguments))
                         added[-1].meta = dict(operand.meta)
                         node.replace_input_with(operand, added[-1])
-            elif node.target is not _DETACH and not dependent.isdisjoint(node.all_input_nodes):
+            elif node.target is not _DETACHED and not dependent.isdisjoint(node.all_input_nodes):
                 remedy = _UNTRAINED.get(getattr(node.target, "overloadpacket", None))
                 if remedy is not None and not (node.target in _BAGS and node.args[3:4] != (True,)):
                     raise CompileError(f"{node.target} cannot be trained", where=location_of(node),
@@ -321,16 +328,31 @@ def _operands_detached(program: Any) -> Iterator[None]:
                 dependent.add(node)
         yield
     finally:
+        for node in detached:
+            node.target, node.args = _DETACH, node.args[:1]
         for node in added:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
 
+def _all_nodes(program: Any) -> list[Any]:
+    """The nodes of a program and of its bodies, such as what is computed without gradients."""
+    parts = program.graph_module.modules()
+    return [node for part in parts for node in getattr(part, "graph", torch.fx.Graph()).nodes]
+
+
+def _with_aliases(program: Any) -> Any:
+    """A decomposed program whose detached tensors are aliases that `stops_gradient` knows."""
+    for node in _all_nodes(program):
+        if node.target is _DETACHED and node.args[0].meta["val"].dtype == node.args[1]:
+            node.target, node.args = torch.ops.aten.alias.default, node.args[:1]
+            node.meta["is_detached"] = True
+    return program
+
+
 def stops_gradient(node: Any) -> bool:
     """Whether a node of a program that trains is a detached tensor."""
-    return node.target is torch.ops.aten.alias.default and any(
-        source.target == str(_DETACH) for source in node.meta.get("from_node", ())
-    )
+    return "is_detached" in node.meta
 
 
 def _warn_of_numbers(changed: Mapping[str, tuple[Any, Any]], title: str) -> None:
