@@ -185,3 +185,19 @@ def test_what_was_written_in_place_is_detached(way: str) -> None:
     loss_fn(model(x), y).backward()
     for ours, theirs in zip(module.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_all_parameters_without_gradients_are_named() -> None:
+    class Still(nn.Module):  # type: ignore[misc]  # torch has no types here
+        def __init__(self) -> None:
+            super().__init__()
+            self.still, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.still(x).detach())
+
+    module = Still()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    model = stitch.torch.compile(module, optimizer=optimizer, target="host")
+    with pytest.raises(CompileError, match=r"still\.weight, still\.bias"):
+        nn.CrossEntropyLoss()(model(torch.ones(2, 3)), torch.tensor([0, 1])).backward()

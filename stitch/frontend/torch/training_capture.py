@@ -149,12 +149,12 @@ class _Capture:
                 node.target = embedded
             dependent.add(node)
         flowing = self._read_by_outputs(lambda node: node.target is not detached)
-        for node in self._read_by_outputs(lambda node: True) - flowing:
-            if node in names:
-                raise CompileError(
-                    "forward stops all gradients of a parameter, which torch's optimizers skip",
-                    where=names[node], remedy="requires_grad_(False) of the parameter",
-                )  # fmt: skip
+        stopped = self._read_by_outputs(lambda node: True) - flowing
+        if stopped_names := [name for node, name in names.items() if node in stopped]:
+            raise CompileError(
+                "forward stops all gradients of a parameter, which torch's optimizers skip",
+                where=", ".join(stopped_names), remedy="requires_grad_(False) of the parameter",
+            )  # fmt: skip
 
     def _read_by_outputs(self, passes: Callable[[Any], bool]) -> set[Any]:
         """The nodes that results of the module are computed from, through nodes that pass."""
