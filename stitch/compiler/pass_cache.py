@@ -25,7 +25,7 @@ from stitch.compiler.passes import (
 from stitch.compiler.placement import GraphPlacer
 from stitch.graph import ComputationGraph
 from stitch.machine import MachineShape
-from stitch.program import ABSENT, Array, Constant, same_shape
+from stitch.program import ABSENT, Array, Constant, same_bytes, same_shape
 
 #: Results of the passes that are kept; the oldest is dropped first.
 MAX_RESULTS = 64
@@ -59,7 +59,7 @@ class PassCache:
     """
 
     __slots__ = (
-        "_digests", "_folder", "_is_typed", "_lock", "_machine", "_options", "_pairs", "_prepared",
+        "_folder", "_is_typed", "_lock", "_machine", "_options", "_pairs", "_prepared",
         "_read", "_samples",
     )  # fmt: skip
 
@@ -77,9 +77,8 @@ class PassCache:
             for o in graph.operations
             if keeps_order(o) and not same_shape(shapes[o.inputs[0]], shapes[o.outputs[0]])
         ]
-        #: By value, the last array with its sample, and its digest.
+        #: By value, the last array with its sample.
         self._samples: dict[int, tuple[Array, Hashable]] = {}
-        self._digests: dict[int, tuple[Array, Hashable]] = {}
         #: The operations that were folded last, and the values that the others read.
         self._read: tuple[frozenset[int], set[int]] | None = None
         self._prepared: dict[Hashable, _Prepared] = {}
@@ -142,26 +141,17 @@ class PassCache:
                 else:
                     alike = large.setdefault(kept[1], [])
                     if value in read:
-                        first = firsts[id(data)] = self._first(alike, value, known)
+                        first = firsts[id(data)] = _first(alike, value, known)
                     alike.append(value)
             if first is not None and value in read:
                 found.append(first)
         return tuple(found)
 
-    def _first(self, alike: Sequence[int], value: int, known: Mapping[int, Array]) -> int:
-        """Return the first of some values whose large array equals that of another one."""
-        if not alike:
-            return value
-        mine = self._digest(value, known[value])
-        same = (other for other in alike if self._digest(other, known[other]) == mine)
-        return next(same, value)
 
-    def _digest(self, value: int, data: Array) -> Hashable:
-        """Return the digest of a value's array, computed once while it has the same array."""
-        kept = self._digests.get(value)
-        if kept is None or kept[0] is not data:
-            kept = self._digests[value] = data, constant_digest(data)
-        return kept[1]
+def _first(alike: Sequence[int], value: int, known: Mapping[int, Array]) -> int:
+    """Return the first of some values whose large array equals that of another one."""
+    data = known[value]
+    return next((other for other in alike if same_bytes(known[other], data)), value)
 
 
 def _traced(
