@@ -577,10 +577,11 @@ def _placed_values(
         taker, given = graph.outputs[output].value, graph.inputs[source].value
         placed[taker] = replace(placed[taker], layout=placed[given].layout)
     home = Space.HOST if machine.dram is None else Space.DRAM
+    kinds = {placed[constant.value].type.data_type for constant in graph.constants}
+    layouts = {data_type: Layout(data_type, home) for data_type in kinds}
     for constant in graph.constants:
         value = placed[constant.value]
-        layout = Layout(value.type.data_type, home)
-        placed[constant.value] = Value(value.name, value.type, layout)
+        placed[constant.value] = Value(value.name, value.type, layouts[value.type.data_type])
     return placed
 
 

@@ -94,6 +94,8 @@ class ScratchPacker:
         # By value, the one whose bytes it reuses, the first of a chain.
         owner: dict[int, int] = {}
         merged: dict[int, Interval] = {}
+        #: By type, of which many values share one, the bytes of a value.
+        sizes: dict[int, int] = {}
         for index, (first, last) in self._lives.items():
             kind = values[index].type
             for source in self._candidates.get(index, ()):
@@ -106,7 +108,10 @@ class ScratchPacker:
                     break
             else:
                 owner[index] = index
-                nbytes = round_up(_dense_nbytes(values[index]), SCRATCH_ALIGNMENT)
+                nbytes = sizes.get(id(kind))
+                if nbytes is None:
+                    nbytes = round_up(_dense_nbytes(values[index]), SCRATCH_ALIGNMENT)
+                    sizes[id(kind)] = nbytes
                 merged[index] = Interval(first, last, nbytes)
         packing = pack_intervals(list(merged.values()))
         offsets = dict(zip(merged, packing.offsets, strict=True))

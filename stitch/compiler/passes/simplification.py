@@ -156,7 +156,7 @@ class ConstantFolder:
             graph: The graph at these sizes.
             sizes: The named sizes, none if `graph` is the one with symbolic sizes.
         """
-        known: dict[int, Array] = dict(graph.constant_data())
+        known: dict[int, Array] = graph.constant_data()
         growth_left, steps_left, folded = self._growth_nbytes, self._steps, []
         keys: dict[tuple[str, ...], tuple[int, ...]] = {}
         #: Growth, steps and results of what is folded at these sizes.
