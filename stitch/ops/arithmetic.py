@@ -205,6 +205,27 @@ def binary(
     return elementwise(name, (2, 2), infer_broadcast(allowed, result), kernel, gradient)
 
 
+def _of_truths(
+    name: str, function: Callable[..., object], comparison: Callable[..., object]
+) -> OpDef:
+    """Return And or Or.
+
+    With one value c for all, NumPy's loops take 30 times as long as those of comparisons: x and c
+    is x > not c, x or c is x >= not c.
+    """
+
+    def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+        a, b, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
+        if a.size == 1:
+            a, b = b, a
+        if b.size != 1:
+            return (partial(function, a, b, out=out),)
+        inverse = np.empty_like(b)
+        return (partial(np.logical_not, b, inverse), partial(comparison, a, inverse, out=out))
+
+    return elementwise(name, (2, 2), infer_broadcast(BOOLEAN, None), kernel, None)
+
+
 def _divide(arguments: KernelArguments) -> Sequence[Thunk]:
     a, b, out = arguments.operand(0), arguments.operand(1), arguments.outputs[0]
     if out.dtype.kind == "f":
@@ -540,8 +561,8 @@ OPERATORS: tuple[OpDef, ...] = (
     binary("LessOrEqual", np.less_equal, NUMERIC, DataType.BOOL),
     binary("Greater", np.greater, NUMERIC, DataType.BOOL),
     binary("GreaterOrEqual", np.greater_equal, NUMERIC, DataType.BOOL),
-    binary("And", np.logical_and, BOOLEAN),
-    binary("Or", np.logical_or, BOOLEAN),
+    _of_truths("And", np.logical_and, np.greater),
+    _of_truths("Or", np.logical_or, np.greater_equal),
     binary("Xor", np.logical_xor, BOOLEAN),
     elementwise(
         "IsNaN", (1, 1), _infer_truth,

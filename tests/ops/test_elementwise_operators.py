@@ -177,3 +177,15 @@ def test_isinf_can_look_for_one_sign_only() -> None:
         flags = {"detect_negative": negative, "detect_positive": positive}
         wanted = [bool(positive), bool(negative), False, False]
         assert evaluate("IsInf", [x], attributes=flags)[0].tolist() == wanted
+
+
+@pytest.mark.parametrize("op", ["And", "Or"])
+def test_truth_values_with_one_value_for_all_are_those_of_numpy(op: str) -> None:
+    # Also where a truth value has another byte than 0 and 1.
+    x = np.array([0, 1, 2, 255, 0, 128] * 40, np.uint8).view(np.bool_).reshape(3, 80)
+    expected = {"And": np.logical_and, "Or": np.logical_or}[op]
+    for one in (np.array(True), np.array(False), np.array([[True]]), np.array([[[False]]])):
+        for operands in ((x, one), (one, x), (one, one), (x[:0], one)):
+            (found,) = evaluate(op, operands)
+            wanted = expected(*operands)
+            assert found.shape == wanted.shape and np.array_equal(found, wanted)
