@@ -125,26 +125,27 @@ class PassCache:
         """Return for each constant that is read the first constant that is equal."""
         #: By array, of which many values share one, the first value that is equal.
         firsts: dict[int, int] = {}
-        #: By sample: the first value with it, and those of large arrays that are not known to be
-        #: equal.
+        #: By sample: the first value with it, and those of large arrays that are not equal.
         whole: dict[Hashable, int] = {}
         large: dict[Hashable, list[int]] = {}
         samples, found = self._samples, list[int]()
         for value, data in known.items():
+            if value not in read:
+                continue
             first = firsts.get(id(data))
             if first is None:
                 kept = samples.get(value)
                 if kept is None or kept[0] is not data:
                     kept = samples[value] = data, constant_sample(data)
                 if data.size <= SAMPLE:
-                    first = firsts[id(data)] = whole.setdefault(kept[1], value)
+                    first = whole.setdefault(kept[1], value)
                 else:
                     alike = large.setdefault(kept[1], [])
-                    if value in read:
-                        first = firsts[id(data)] = _first(alike, value, known)
-                    alike.append(value)
-            if first is not None and value in read:
-                found.append(first)
+                    first = _first(alike, value, known)
+                    if first == value:
+                        alike.append(value)
+                firsts[id(data)] = first
+            found.append(first)
         return tuple(found)
 
 

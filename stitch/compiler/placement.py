@@ -415,7 +415,9 @@ class GraphPlacer:
         CompileError: Placement options cannot be satisfied.
     """
 
-    __slots__ = ("_copies", "_graph", "_machine", "_names", "_options", "_packer", "_placement")
+    __slots__ = (
+        "_copies", "_graph", "_machine", "_names", "_options", "_packer", "_placement", "_program",
+    )  # fmt: skip
 
     def __init__(
         self, graph: ComputationGraph, machine: MachineShape, options: CompileOptions
@@ -436,6 +438,8 @@ class GraphPlacer:
             if now is not before
         }
         self._packer = ScratchPacker(self._graph.operations, self._graph.placed_values())
+        #: What was placed first: its structure has been checked.
+        self._program: Program | None = None
 
     def place(self, graph: ComputationGraph) -> tuple[Program, tuple[CompileWarning, ...]]:
         """Place the graph with other shapes of its values; return program and warnings.
@@ -470,10 +474,13 @@ class GraphPlacer:
             replace(slot, aliases_input=over[i]) if i in over else slot
             for i, slot in enumerate(graph.outputs)
         ])  # fmt: skip
-        program = Program(
-            name, graph.inputs, outputs, tuple(values), graph.operations, graph.constants, scratch,
-            self._options.role, bodies=graph.bodies,
-        )  # fmt: skip
+        if self._program is None:
+            self._program = program = Program(
+                name, graph.inputs, outputs, tuple(values), graph.operations, graph.constants,
+                scratch, self._options.role, bodies=graph.bodies,
+            )  # fmt: skip
+        else:
+            program = self._program.placed(tuple(values), graph.constants, outputs, scratch)
         _check(demands(program, scratch, machine), machine, where)
         warnings = [w for s in slots for w in size_traps(s.request, s.layout, machine)]
         return program, tuple(warnings)

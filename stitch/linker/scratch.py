@@ -16,7 +16,7 @@ from types import MappingProxyType
 from stitch import ops
 from stitch.errors import CompileError
 from stitch.machine import MachineShape, round_up
-from stitch.packing import Interval, pack_intervals
+from stitch.packing import IntervalPacker
 from stitch.program import (
     ABSENT,
     Array,
@@ -67,7 +67,7 @@ class ScratchPacker:
         placed: Values that are not intermediate: inputs, outputs and constants.
     """
 
-    __slots__ = ("_candidates", "_lives")
+    __slots__ = ("_lives", "_pairs", "_sharing")
 
     def __init__(self, operations: Sequence[Operation], placed: Collection[int]) -> None:
         #: The first and the last moment of each intermediate value.
@@ -79,43 +79,71 @@ class ScratchPacker:
             for index in operation.outputs:
                 if index != ABSENT and index not in placed:
                     self._lives[index] = moment, moment
-        #: By result, the operands whose bytes it may reuse if it has their type.
-        self._candidates: dict[int, list[int]] = {}
+        #: Results, each with an operand whose bytes it may reuse if it has their type.
+        self._pairs: list[tuple[int, int]] = []
         for moment, operation in enumerate(operations):
             output = operation.outputs[0] if operation.outputs else ABSENT
             if output in self._lives and ops.is_elementwise(operation):
-                self._candidates[output] = [
-                    index for index in operation.inputs
+                self._pairs += [
+                    (output, index) for index in operation.inputs
                     if index in self._lives and self._lives[index][1] == moment
                 ]  # fmt: skip
+        self._sharing: _Sharing | None = None
 
     def pack(self, values: Sequence[Value]) -> ScratchPlan:
         """Pack the intermediate values; raises what `pack_scratch` raises."""
-        # By value, the one whose bytes it reuses, the first of a chain.
-        owner: dict[int, int] = {}
-        merged: dict[int, Interval] = {}
+        kinds = [(values[index].type, values[source].type) for index, source in self._pairs]
+        are_equal = [kind is other or kind == other for kind, other in kinds]
+        sharing = self._sharing
+        if sharing is None or sharing.are_equal != are_equal:
+            self._sharing = sharing = self._share(are_equal)
         #: By type, of which many values share one, the bytes of a value.
         sizes: dict[int, int] = {}
+        listed: list[int] = []
+        for index in sharing.roots:
+            value = values[index]
+            nbytes = sizes.get(id(value.type))
+            if nbytes is None:
+                nbytes = sizes[id(value.type)] = round_up(_dense_nbytes(value), SCRATCH_ALIGNMENT)
+            listed.append(nbytes)
+        packing = sharing.packer.pack(listed)
+        offsets = dict(zip(sharing.roots, packing.offsets, strict=True))
+        return ScratchPlan({i: offsets[r] for i, r in sharing.owner.items()}, packing.peak_nbytes)
+
+    def _share(self, are_equal: list[bool]) -> _Sharing:
+        """Return which values reuse the bytes of others if some pairs have equal types."""
+        chosen: dict[int, int] = {}
+        for (index, source), is_equal in zip(self._pairs, are_equal, strict=True):
+            if is_equal:
+                chosen.setdefault(index, source)
+        owner: dict[int, int] = {}
+        merged: dict[int, tuple[int, int]] = {}
         for index, (first, last) in self._lives.items():
-            kind = values[index].type
-            for source in self._candidates.get(index, ()):
-                other = values[source].type
-                if other is kind or other == kind:
-                    owner[index] = root = owner[source]
-                    whole = merged[root]
-                    # A chain has one type, and its last value lives longest.
-                    merged[root] = Interval(whole.first, last, whole.nbytes)
-                    break
+            if index in chosen:
+                owner[index] = root = owner[chosen[index]]
+                # A chain has one type, and its last value lives longest.
+                merged[root] = merged[root][0], last
             else:
                 owner[index] = index
-                nbytes = sizes.get(id(kind))
-                if nbytes is None:
-                    nbytes = round_up(_dense_nbytes(values[index]), SCRATCH_ALIGNMENT)
-                    sizes[id(kind)] = nbytes
-                merged[index] = Interval(first, last, nbytes)
-        packing = pack_intervals(list(merged.values()))
-        offsets = dict(zip(merged, packing.offsets, strict=True))
-        return ScratchPlan({i: offsets[root] for i, root in owner.items()}, packing.peak_nbytes)
+                merged[index] = first, last
+        return _Sharing(are_equal, owner, list(merged), IntervalPacker(list(merged.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sharing:
+    """Which intermediate values reuse the bytes of others.
+
+    Attributes:
+        are_equal: For each pair of a result and an operand whether their types are equal.
+        owner: By value, the one whose bytes it reuses, the first of a chain.
+        roots: The values that have bytes of their own.
+        packer: Packs these.
+    """
+
+    are_equal: list[bool]
+    owner: Mapping[int, int]
+    roots: Sequence[int]
+    packer: IntervalPacker
 
 
 def _dense_nbytes(value: Value) -> int:

@@ -14,9 +14,15 @@ from stitch.packing.bins import (
     pack,
     union,
 )
-from stitch.packing.interval_packing import Interval, Packing, max_load, pack_intervals
+from stitch.packing.interval_packing import (
+    Interval,
+    IntervalPacker,
+    Packing,
+    max_load,
+    pack_intervals,
+)
 
 __all__ = [
-    "PLACEMENTS", "BinPacking", "Interval", "Packing", "Refutation", "Span", "gaps_between",
+    "PLACEMENTS", "BinPacking", "Interval", "IntervalPacker", "Packing", "Refutation", "Span", "gaps_between",
     "largest_sum", "max_load", "minus", "pack", "pack_intervals", "union",
 ]  # fmt: skip

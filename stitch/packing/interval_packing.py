@@ -298,65 +298,142 @@ def pack_intervals(
     >>> pack_intervals([Interval(0, 1, 10), Interval(1, 2, 5), Interval(2, 3, 10)])
     Packing(offsets=(0, 10, 0), peak_nbytes=15, bound_nbytes=15, placements=0)
     """
-    present = [i for i, interval in enumerate(intervals) if interval.nbytes]
-    packing = _pack([intervals[i] for i in present], placements)
-    offsets = [0] * len(intervals)
-    for i, offset in zip(present, packing.offsets, strict=True):
-        offsets[i] = offset
-    return replace(packing, offsets=tuple(offsets))
+    packer = IntervalPacker([(interval.first, interval.last) for interval in intervals])
+    return packer.pack([interval.nbytes for interval in intervals], placements=placements)
 
 
-def _pack(intervals: Sequence[Interval], placements: int) -> Packing:
-    if not intervals:
-        return Packing((), 0, 0)
-    bound, placer = max_load(intervals), _Placer(intervals)
-    offsets, peak = _greedily(placer, bound)
-    if peak == bound or placements <= 0 or len(intervals) > SEARCH_BUFFERS:
-        return Packing(offsets, peak, bound)
-    repaired, height = _repaired(placer, bound)
-    if height < peak:
-        offsets, peak = repaired, height
-    return Packing(offsets, peak, bound) if peak == bound else _search(
-        intervals, offsets, bound, placements
-    )  # fmt: skip
+class IntervalPacker:
+    """Packs buffers of given lifetimes, for any sizes: which are live together is computed once.
 
+    Args:
+        lives: The first and the last moment of each buffer.
+    """
 
-def _greedily(placer: _Placer, bound: int) -> tuple[tuple[int, ...], int]:
-    """Return the offsets and peak of the best greedy order."""
-    offsets: tuple[int, ...] = ()
-    peak = _WALL
-    for key in _ORDERS:
-        other, height = placer.place(placer.order(key))
+    __slots__ = ("_lives", "_moments", "_overlapping", "_spans")
+
+    def __init__(self, lives: Sequence[tuple[int, int]]) -> None:
+        self._lives = lives
+        moments = sorted({moment for first, last in lives for moment in (first, last + 1)})
+        number = {moment: n for n, moment in enumerate(moments)}
+        self._moments = len(moments)
+        #: The numbers of the moments between which each buffer is live.
+        self._spans = [(number[first], number[last + 1]) for first, last in lives]
+        #: For each buffer those that are live with it; None if these are many.
+        self._overlapping = _overlapping(lives)
+
+    def pack(self, sizes: Sequence[int], *, placements: int = SEARCH_PLACEMENTS) -> Packing:
+        """Pack the buffers at some sizes in bytes, as `pack_intervals` does."""
+        if 0 in sizes:
+            present = [i for i, nbytes in enumerate(sizes) if nbytes]
+            packer = IntervalPacker([self._lives[i] for i in present])
+            packing = packer.pack([sizes[i] for i in present], placements=placements)
+            offsets = [0] * len(sizes)
+            for i, offset in zip(present, packing.offsets, strict=True):
+                offsets[i] = offset
+            return replace(packing, offsets=tuple(offsets))
+        if not sizes:
+            return Packing((), 0, 0)
+        changes = [0] * self._moments
+        for (start, end), nbytes in zip(self._spans, sizes, strict=True):
+            changes[start] += nbytes
+            changes[end] -= nbytes
+        loads = list(accumulate(changes))
+        bound = max(loads)
+        offsets_found, peak = self._greedily(sizes, bound)
+        if peak == bound or placements <= 0 or len(sizes) > SEARCH_BUFFERS:
+            return Packing(offsets_found, peak, bound)
+        repaired, height = self._repaired(sizes, loads, bound)
         if height < peak:
-            offsets, peak = other, height
+            offsets_found, peak = repaired, height
         if peak == bound:
-            break
-    return offsets, peak
+            return Packing(offsets_found, peak, bound)
+        intervals = [
+            Interval(*life, nbytes) for life, nbytes in zip(self._lives, sizes, strict=True)
+        ]
+        return _search(intervals, offsets_found, bound, placements)
+
+    def _greedily(self, sizes: Sequence[int], bound: int) -> tuple[tuple[int, ...], int]:
+        """Return the offsets and peak of the best greedy order."""
+        offsets: tuple[int, ...] = ()
+        peak = _WALL
+        for key in _ORDERS:
+            keys = [
+                key(first, last, nbytes)
+                for (first, last), nbytes in zip(self._lives, sizes, strict=True)
+            ]
+            other, height = self._place(_sorted(keys), sizes)
+            if height < peak:
+                offsets, peak = other, height
+            if peak == bound:
+                break
+        return offsets, peak
+
+    def _repaired(
+        self, sizes: Sequence[int], loads: Sequence[int], bound: int
+    ) -> tuple[tuple[int, ...], int]:
+        """Return offsets and peak of a greedy order that is repaired a few times: buffers that end
+        above the bound move forward, to half their rank."""
+        # Those of the fullest moments first, of these the ones that live longest.
+        order = _sorted([
+            (-max(loads[start:end]), first - last, -nbytes)
+            for (start, end), (first, last), nbytes
+            in zip(self._spans, self._lives, sizes, strict=True)
+        ])  # fmt: skip
+        offsets: tuple[int, ...] = ()
+        peak = _WALL
+        for _ in range(REPAIRS):
+            other, height = self._place(order, sizes)
+            if height < peak:
+                offsets, peak = other, height
+            if peak == bound:
+                break
+            for i in [i for i in order if other[i] + sizes[i] > bound]:
+                rank = order.index(i)
+                order.insert(rank - max(1, rank // 2), order.pop(rank))
+        return offsets, peak
+
+    def _place(self, order: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        """Place the buffers in an order, each at the lowest offset that is free during its
+        lifetime; return the offsets and their peak."""
+        if self._overlapping is None:
+            return self._place_many(order, sizes)
+        overlapping, peak = self._overlapping, 0
+        regions = [(0, 0)] * len(sizes)
+        for i in order:
+            size, offset = sizes[i], 0
+            # Those that are not placed yet end at 0.
+            for start, end in sorted([regions[j] for j in overlapping[i]]):
+                if end > offset:
+                    if start - offset >= size:
+                        break
+                    offset = end
+            end = offset + size
+            regions[i] = offset, end
+            if end > peak:
+                peak = end
+        return tuple([start for start, _ in regions]), peak
+
+    def _place_many(
+        self, order: Sequence[int], sizes: Sequence[int]
+    ) -> tuple[tuple[int, ...], int]:
+        ranked = np.array(order, np.int64)
+        firsts, lasts = np.array(self._lives, np.int64)[ranked].T
+        held = np.array(sizes, np.int64)[ranked]
+        starts = np.zeros(len(ranked), np.int64)
+        ends = starts + held
+        for rank in range(len(ranked)):
+            size = int(held[rank])
+            alive = (firsts[:rank] <= lasts[rank]) & (lasts[:rank] >= firsts[rank])
+            offset = _lowest_gap(starts[:rank][alive], ends[:rank][alive], size)
+            starts[rank], ends[rank] = offset, offset + size
+        offsets = np.empty(len(ranked), np.int64)
+        offsets[ranked] = starts
+        return tuple(offsets.tolist()), int(ends.max())
 
 
-def _repaired(placer: _Placer, bound: int) -> tuple[tuple[int, ...], int]:
-    """Return offsets and peak of a greedy order that is repaired a few times: buffers that end
-    above the bound move forward, to half their rank."""
-    intervals = placer.intervals
-    changes = [0] * (max(i.last for i in intervals) + 2)
-    for interval in intervals:
-        changes[interval.first] += interval.nbytes
-        changes[interval.last + 1] -= interval.nbytes
-    loads = list(accumulate(changes))
-    # Those of the fullest moments first, of these the ones that live longest.
-    order = placer.order(lambda i: (-max(loads[i.first : i.last + 1]), i.first - i.last, -i.nbytes))
-    offsets: tuple[int, ...] = ()
-    peak = _WALL
-    for _ in range(REPAIRS):
-        other, height = placer.place(order)
-        if height < peak:
-            offsets, peak = other, height
-        if peak == bound:
-            break
-        for i in [i for i in order if other[i] + intervals[i].nbytes > bound]:
-            rank = order.index(i)
-            order.insert(rank - max(1, rank // 2), order.pop(rank))
-    return offsets, peak
+def _sorted(keys: Sequence[tuple[int, ...]]) -> list[int]:
+    """Return the indices by their keys, those of equal keys in order."""
+    return sorted(range(len(keys)), key=keys.__getitem__)
 
 
 def _search(
@@ -384,73 +461,22 @@ def _search(
 
 
 #: Keys of the greedy orders: by size, area, duration and start.
-_ORDERS: tuple[Callable[[Interval], tuple[int, ...]], ...] = (
-    lambda i: (-i.nbytes, i.first - i.last),
-    lambda i: (-(i.last - i.first + 1) * i.nbytes,),
-    lambda i: (i.first - i.last, -i.nbytes),
-    lambda i: (i.first, -i.nbytes),
+_ORDERS: tuple[Callable[[int, int, int], tuple[int, ...]], ...] = (
+    lambda first, last, nbytes: (-nbytes, first - last),
+    lambda first, last, nbytes: (-(last - first + 1) * nbytes,),
+    lambda first, last, nbytes: (first - last, -nbytes),
+    lambda first, last, nbytes: (first, -nbytes),
 )
 
 
-class _Placer:
-    """Places buffers in order, each at the lowest offset that is free during its lifetime."""
-
-    __slots__ = ("_overlapping", "intervals")
-
-    def __init__(self, intervals: Sequence[Interval]) -> None:
-        self.intervals = intervals
-        #: For each buffer those that are live with it; None if these are many.
-        self._overlapping = _overlapping(intervals)
-
-    def order(self, key: Callable[[Interval], tuple[int, ...]]) -> list[int]:
-        """Return the buffers by a key, equal ones by their index."""
-        keys = [key(interval) for interval in self.intervals]
-        return sorted(range(len(keys)), key=keys.__getitem__)
-
-    def place(self, order: Sequence[int]) -> tuple[tuple[int, ...], int]:
-        """Place the buffers in an order; return the offsets and their peak."""
-        if self._overlapping is None:
-            return self._place_many(order)
-        intervals, overlapping, peak = self.intervals, self._overlapping, 0
-        regions = [(0, 0)] * len(intervals)
-        for i in order:
-            size, offset = intervals[i].nbytes, 0
-            # Those that are not placed yet end at 0.
-            for start, end in sorted([regions[j] for j in overlapping[i]]):
-                if end > offset:
-                    if start - offset >= size:
-                        break
-                    offset = end
-            end = offset + size
-            regions[i] = offset, end
-            peak = max(peak, end)
-        return tuple([start for start, _ in regions]), peak
-
-    def _place_many(self, order: Sequence[int]) -> tuple[tuple[int, ...], int]:
-        ranked = np.array(order, np.int64)
-        firsts, lasts, sizes = np.array(
-            [(i.first, i.last, i.nbytes) for i in self.intervals], np.int64
-        )[ranked].T
-        starts = np.zeros(len(ranked), np.int64)
-        ends = starts + sizes
-        for rank in range(len(ranked)):
-            size = int(sizes[rank])
-            alive = (firsts[:rank] <= lasts[rank]) & (lasts[:rank] >= firsts[rank])
-            offset = _lowest_gap(starts[:rank][alive], ends[:rank][alive], size)
-            starts[rank], ends[rank] = offset, offset + size
-        offsets = np.empty(len(ranked), np.int64)
-        offsets[ranked] = starts
-        return tuple(offsets.tolist()), int(ends.max())
-
-
-def _overlapping(intervals: Sequence[Interval]) -> list[list[int]] | None:
-    """Return for each interval those that share a moment with it; None if these are many."""
-    found: list[list[int]] = [[] for _ in intervals]
+def _overlapping(lives: Sequence[tuple[int, int]]) -> list[list[int]] | None:
+    """Return for each buffer those that share a moment with it; None if these are many."""
+    found: list[list[int]] = [[] for _ in lives]
     live: list[int] = []
-    count, most = 0, MANY_OVERLAPS * len(intervals)
-    for i in sorted(range(len(intervals)), key=lambda i: intervals[i].first):
-        first = intervals[i].first
-        live = [j for j in live if intervals[j].last >= first]
+    count, most = 0, MANY_OVERLAPS * len(lives)
+    for i in _sorted(lives):
+        first, _ = lives[i]
+        live = [j for j in live if lives[j][1] >= first]
         count += len(live)
         if count > most:
             return None

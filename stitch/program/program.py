@@ -165,6 +165,9 @@ class Program(OperationList):
     def __post_init__(self) -> None:
         problems = [*structure_problems(self), *placement_problems(self)]
         problems += seam_problems(self.seams, self.operations, len(self.values))
+        self._require_none(problems)
+
+    def _require_none(self, problems: Sequence[Problem]) -> None:
         if problems:
             listed = "; ".join(map(str, problems[:8]))
             error = CompileError(f"program {self.name!r} is not well formed: {listed}")
@@ -173,6 +176,27 @@ class Program(OperationList):
 
     def __repr__(self) -> str:
         return f"<Program {summary(self)}>"
+
+    def placed(
+        self, values: tuple[Value, ...], constants: tuple[Constant, ...],
+        outputs: tuple[OutputSlot, ...], scratch: Scratch,
+    ) -> Program:  # fmt: skip
+        """Return the program with other shapes, constants and placement, checking these only.
+
+        Args:
+            values: The same values; shapes and layouts may be others.
+            constants: Constants of the same values.
+            outputs: Slots of the same values; they may alias other inputs.
+            scratch: The scratch.
+
+        Raises:
+            CompileError: The placement has defects; the error lists them.
+        """
+        other = self.resized(values, constants)
+        object.__setattr__(other, "outputs", outputs)
+        object.__setattr__(other, "scratch", scratch)
+        other._require_none([*placement_problems(other)])
+        return other
 
     def input_desc(self, index: int) -> TensorDesc:
         """Return the required descriptor of input `index`."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stitch.packing import Interval, interval_packing, max_load, pack_intervals
+from stitch.packing import Interval, IntervalPacker, interval_packing, max_load, pack_intervals
 from tests.support.benches import BENCHES
 from tests.support.grids import every
 from tests.support.packing_brute_force import clashes, lowest_peak
@@ -61,6 +61,20 @@ def test_the_search_finds_the_optimum_where_every_greedy_order_misses_it() -> No
     ]  # fmt: skip
     assert pack_intervals(intervals).peak_nbytes == max_load(intervals) == 8
     assert pack_intervals(intervals, placements=0).peak_nbytes == 9
+    # Moments may be times in nanoseconds: memory depends on the number of buffers only.
+    later = [Interval(i.first * 10**15, (i.last + 1) * 10**15 - 1, i.nbytes) for i in intervals]
+    assert pack_intervals(later).peak_nbytes == 8
+
+
+@given(_intervals(), st.lists(st.integers(0, 64), min_size=40, max_size=40))
+@settings(max_examples=50, deadline=None)
+def test_a_packer_packs_other_sizes_as_if_it_were_new(
+    intervals: list[Interval], sizes: list[int]
+) -> None:
+    packer = IntervalPacker([(i.first, i.last) for i in intervals])
+    for held in ([i.nbytes for i in intervals], sizes[: len(intervals)]):
+        new = [Interval(i.first, i.last, n) for i, n in zip(intervals, held, strict=True)]
+        assert packer.pack(held) == pack_intervals(new)
 
 
 def _cut_rectangle(pieces: int, seed: int) -> list[Interval]:

@@ -64,7 +64,7 @@ def is_repeatable(operation: Operation) -> bool:
 
 
 def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGraph:
-    """Replace operations on constants by their results.
+    """Replace operations on constants by their results, and drop the constants that nothing reads.
 
     `growth_nbytes` limits the growth of the constants in total. A result counts, minus constants
     that only its operation reads; small integers (shapes, indices) are free.
@@ -72,7 +72,9 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
     known, folded = ConstantFolder(graph, growth_nbytes).fold(graph, {})
     kept = tuple([o for i, o in enumerate(graph.operations) if i not in folded])
     computed = {v for operation in kept for v in operation.outputs}
-    constants = tuple(Constant(v, data) for v, data in known.items() if v not in computed)
+    left = {v for operation in kept for v in operation.inputs} - computed
+    left |= {slot.value for slot in graph.outputs} - computed
+    constants = tuple(Constant(v, data) for v, data in known.items() if v in left)
     return replace(graph, operations=kept, constants=constants)
 
 
