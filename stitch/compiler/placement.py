@@ -416,7 +416,8 @@ class GraphPlacer:
     """
 
     __slots__ = (
-        "_copies", "_graph", "_machine", "_names", "_options", "_packer", "_placement", "_program",
+        "_constants", "_copies", "_demands", "_graph", "_machine", "_names", "_options", "_packer",
+        "_placement", "_program",
     )  # fmt: skip
 
     def __init__(
@@ -438,6 +439,9 @@ class GraphPlacer:
             if now is not before
         }
         self._packer = ScratchPacker(self._graph.operations, self._graph.placed_values())
+        #: By constant its value, and this with its layout; the latter, and its demand.
+        self._constants: dict[int, tuple[Value, Value]] = {}
+        self._demands: dict[int, tuple[Value, Demand]] = {}
         #: What was placed first: its structure has been checked.
         self._program: Program | None = None
 
@@ -466,7 +470,7 @@ class GraphPlacer:
         _move_slots_to_dram(slots, scratch, machine, where)
         values = _placed_values(graph, slots, aliases, machine, place_intermediates(
             graph.values, plan, scratch
-        ))  # fmt: skip
+        ), self._constants)  # fmt: skip
         for index, unique in self._names.items():
             values[index] = replace(values[index], name=unique)
         over = dict(aliases)
@@ -481,7 +485,7 @@ class GraphPlacer:
             )  # fmt: skip
         else:
             program = self._program.placed(tuple(values), graph.constants, outputs, scratch)
-        _check(demands(program, scratch, machine), machine, where)
+        _check(demands(program, scratch, machine, self._demands), machine, where)
         warnings = [w for s in slots for w in size_traps(s.request, s.layout, machine)]
         return program, tuple(warnings)
 
@@ -574,9 +578,12 @@ def _no_gap(here: list[_Slot], bottom: int, machine: MachineShape, where: str) -
 
 def _placed_values(
     graph: ComputationGraph, slots: list[_Slot], aliases: Pairs, machine: MachineShape,
-    values: Sequence[Value],
+    values: Sequence[Value], known: dict[int, tuple[Value, Value]],
 ) -> list[Value]:  # fmt: skip
-    """Return the values with the layouts of slots and constants."""
+    """Return the values with the layouts of slots and constants.
+
+    `known` keeps constants, by index the value and with its layout, for graphs with the same ones.
+    """
     placed = list(values)
     for slot in slots:
         placed[slot.value] = replace(placed[slot.value], layout=slot.layout)
@@ -587,8 +594,12 @@ def _placed_values(
     kinds = {placed[constant.value].type.data_type for constant in graph.constants}
     layouts = {data_type: Layout(data_type, home) for data_type in kinds}
     for constant in graph.constants:
-        value = placed[constant.value]
-        placed[constant.value] = Value(value.name, value.type, layouts[value.type.data_type])
+        value = values[constant.value]
+        found = known.get(constant.value)
+        if found is None or found[0] is not value:
+            layout = layouts[value.type.data_type]
+            found = known[constant.value] = value, Value(value.name, value.type, layout)
+        placed[constant.value] = found[1]
     return placed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, final
@@ -33,17 +33,26 @@ class Demand:
         return f"{self.label} at [{self.address:#x}, {end:#x})"
 
 
-def demands(body: OperationList, scratch: Scratch, machine: MachineShape) -> tuple[Demand, ...]:
+def demands(
+    body: OperationList, scratch: Scratch, machine: MachineShape,
+    known: MutableMapping[int, tuple[Value, Demand]] | None = None,
+) -> tuple[Demand, ...]:  # fmt: skip
     """Return everything that must be stored while a program runs; aliasing outputs need nothing.
 
-    Raises `LayoutError` for a layout that the machine does not have.
+    `known` keeps those of constants, by the index of their value, for another call with some of the
+    same values. Raises `LayoutError` for a layout that the machine does not have.
     """
     slots = [(f"input {s.name!r}", s.value) for s in body.inputs]
     slots += [(f"output {s.name!r}", s.value) for s in body.outputs if s.aliases_input is None]
     listed = [_demand("slot", label, body.values[value], machine) for label, value in slots]
     for constant in body.constants:
         value = body.values[constant.value]
-        listed.append(_demand("constant", f"constant {value.name!r}", value, machine))
+        found = None if known is None else known.get(constant.value)
+        if found is None or found[0] is not value:
+            found = value, _demand("constant", f"constant {value.name!r}", value, machine)
+            if known is not None:
+                known[constant.value] = found
+        listed.append(found[1])
     if scratch.size_per_bank:
         base = machine.space(scratch.space).base if scratch.space is Space.L1 else None
         size = scratch.size_per_bank
