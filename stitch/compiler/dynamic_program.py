@@ -10,7 +10,7 @@ scratch, in steps: all is computed for each size, by the code that any compilati
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stitch.compiler.compile_graph import prepare_graph
 from stitch.compiler.options import Compilation, CompileOptions
@@ -33,8 +33,8 @@ class DynamicProgram:
         sizes: The named sizes with their bounds, hints and guards.
         machine: The memory of the machine that it is compiled for.
         options: The options of the compilation.
-        is_prepared: Whether the passes have run on `graph`: of graphs that are reassociated, whose
-            results need not equal those of compiling at a size, where the passes need no size.
+        is_prepared: Whether the passes have run on `graph`, but for what depends on sizes: of a
+            graph that is reassociated, whose results need not equal those of compiling at a size.
     """
 
     graph: ComputationGraph
@@ -43,16 +43,16 @@ class DynamicProgram:
     options: CompileOptions
     is_prepared: bool = False
     _sized: SizedGraph = field(init=False)
-    _placers: list[GraphPlacer] = field(init=False, default_factory=list)
-    #: None if the graph is reassociated, which makes values that depend on sizes.
+    #: None if the graph is to be reassociated, which makes values that depend on sizes.
     _passes: PassCache | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         graph = self.graph
-        if not self.options.reassociate:
-            graph = remove_dead_code(graph) if self.options.optimize else graph
+        if self.is_prepared or not self.options.reassociate:
+            options = replace(self.options, reassociate=False)
+            graph = remove_dead_code(graph) if options.optimize else graph
             is_typed = self.sizes.without_guards(lambda: not check_types(graph)) or False
-            passes = PassCache(graph, self.machine, self.options, is_typed)
+            passes = PassCache(graph, self.machine, options, is_typed)
             object.__setattr__(self, "_passes", passes)
         object.__setattr__(self, "_sized", SizedGraph(graph))
 
@@ -77,11 +77,7 @@ class DynamicProgram:
     def compilation_at(self, sizes: dict[str, int]) -> tuple[ComputationGraph, Compilation]:
         """Return the graph and the compilation at some sizes; raises what `at` raises."""
         graph = self._graph_at(sizes)
-        if self.is_prepared:
-            if not self._placers:
-                self._placers.append(GraphPlacer(graph, self.machine, self.options))
-            placer = self._placers[0]
-        elif self._passes is not None:
+        if self._passes is not None:
             graph, placer = self._passes.at(graph, sizes)
         else:
             graph, _ = prepare_graph(graph, None, self.options)

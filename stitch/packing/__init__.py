@@ -23,6 +23,6 @@ from stitch.packing.interval_packing import (
 )
 
 __all__ = [
-    "PLACEMENTS", "BinPacking", "Interval", "IntervalPacker", "Packing", "Refutation", "Span", "gaps_between",
-    "largest_sum", "max_load", "minus", "pack", "pack_intervals", "union",
+    "PLACEMENTS", "BinPacking", "Interval", "IntervalPacker", "Packing", "Refutation", "Span",
+    "gaps_between", "largest_sum", "max_load", "minus", "pack", "pack_intervals", "union",
 ]  # fmt: skip

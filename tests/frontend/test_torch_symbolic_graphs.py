@@ -12,6 +12,8 @@ import pytest
 import torch
 import transformers as tr
 
+from stitch.compiler import dynamic_program, pass_cache
+from stitch.compiler.compile_graph import prepare_graph
 from stitch.torch import explain
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
@@ -96,6 +98,28 @@ def test_masks_and_positions_from_a_size_are_compiled_once() -> None:
         for found, wanted in zip(run(x), function(x), strict=True):
             assert_same(found, wanted)
     assert compilations() - before == 1
+
+
+def test_passes_run_once_for_sizes_on_which_a_mask_depends(monkeypatch: Any) -> None:
+    layer, calls = torch.nn.Linear(3, 4), []
+
+    def function(x: Any) -> Any:
+        n = x.shape[0]
+        return torch.ones(n, n).tril() @ layer(x)
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return prepare_graph(*arguments)
+
+    for module in (dynamic_program, pass_cache):
+        monkeypatch.setattr(module, "prepare_graph", counted)
+    run, counts = compiled(function, dynamic=True), []
+    with torch.no_grad():
+        for rows in (5, 6, 9):
+            x = torch.randn(rows, 3)
+            assert_same(run(x), function(x))
+            counts.append(len(calls))
+    assert len(set(counts)) == 1
 
 
 def test_what_no_named_size_expresses_is_that_of_each_size() -> None:

@@ -25,6 +25,7 @@ from stitch.program import (
     Array,
     Constant,
     Operation,
+    SizeNeeded,
     Value,
     ValueType,
     has_symbols,
@@ -154,6 +155,8 @@ class ConstantFolder:
     ) -> tuple[dict[int, Array], frozenset[int]]:
         """Return the constants with the results by value, and the indices of folded operations.
 
+        Operations that need a guard stay where none may be recorded (`without_guards`).
+
         Args:
             graph: The graph at these sizes.
             sizes: The named sizes, none if `graph` is the one with symbolic sizes.
@@ -174,21 +177,24 @@ class ConstantFolder:
                 growth, steps, made = done[twin]
                 written = [v for v in operation.outputs if v != ABSENT]
                 found = growth, steps, dict(zip(written, made.values(), strict=True))
-            if found is None:
-                types = _types_of(operation, graph.values)
-                growth, steps, results = _growth_of(operation, reads is None, *types)
-            else:
-                growth, steps, results = found
-            grown = growth
-            for v in alone:
-                if v in known:
-                    grown -= known[v].nbytes
-            if reads is not None:
-                if grown > max(growth_left, 0) or steps > steps_left:
-                    continue
+            try:
                 if found is None:
-                    arrays = [None if v == ABSENT else known[v] for v in operation.inputs]
-                    results = _fold(operation, arrays, *types, self._workspace_nbytes)
+                    types = _types_of(operation, graph.values)
+                    growth, steps, results = _growth_of(operation, reads is None, *types)
+                else:
+                    growth, steps, results = found
+                grown = growth
+                for v in alone:
+                    if v in known:
+                        grown -= known[v].nbytes
+                if reads is not None:
+                    if grown > max(growth_left, 0) or steps > steps_left:
+                        continue
+                    if found is None:
+                        arrays = [None if v == ABSENT else known[v] for v in operation.inputs]
+                        results = _fold(operation, arrays, *types, self._workspace_nbytes)
+            except SizeNeeded:
+                continue
             if results is None:
                 continue  # Also for want of memory, which may be free next time.
             # Those of all sizes are those of one model, which is kept.
