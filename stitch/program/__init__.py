@@ -20,6 +20,7 @@ from stitch.program.contents import (
 from stitch.program.data_type import BLOCK_ELEMENTS, DataType
 from stitch.program.expression_rows import ExpressionRows, expressions_of
 from stitch.program.expression_rows import Row as ExpressionRow
+from stitch.program.facts import Facts, operation_forms
 from stitch.program.layout import (
     MAX_RANK,
     TILE_SHAPE,
@@ -90,7 +91,7 @@ from stitch.program.symbolic_sizes import (
 __all__ = [
     "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool", "COMMON_HINT",
     "CONDITION", "Constant", "Contents", "DataType", "DeferredData", "Dim", "Expression",
-    "ExpressionRow", "ExpressionRows", "FreeNames", "Guard", "INITIAL_STATE", "InputKind",
+    "ExpressionRow", "ExpressionRows", "Facts", "FreeNames", "Guard", "INITIAL_STATE", "InputKind",
     "InputSlot", "Layout", "MAX_EXPANSION", "MAX_RANK", "MAX_ROUNDS", "MAX_SCAN_DEPTH",
     "MAX_SIZE", "MathFidelity", "MemoryLayout", "NO_ATTRIBUTES", "OPAQUE_DOMAIN", "Operation",
     "OperationList", "Orientation", "OutputSlot", "Ownership", "Program", "Role", "SCAN",
@@ -99,6 +100,6 @@ __all__ = [
     "as_read_only", "at_sizes", "body_lines", "can_change", "dense_bytes", "expressions_of",
     "has_symbols", "holds_foreign", "host_layout", "int64_array", "integers_of", "is_deferred",
     "is_same_size", "is_scan", "is_symbolic", "link_problem", "name_of", "result_types",
-    "same_bytes", "same_integers", "names_in", "same_shape", "size_of", "slice_bounds",
-    "structure_problems", "summary",
+    "names_in", "operation_forms", "same_bytes", "same_integers", "same_shape", "size_of",
+    "slice_bounds", "structure_problems", "summary",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from stitch.program.bodies import (
     operation_line,
 )
 from stitch.program.contents import Array
+from stitch.program.facts import Facts, list_facts, operation_forms
 from stitch.program.layout import Space, TensorDesc
 from stitch.program.operation import (
     ABSENT,
@@ -110,12 +111,28 @@ class OperationList:
     constants: tuple[Constant, ...]
     #: What operations stand for, by the index that they carry.
     bodies: tuple[Body, ...] = field(default=(), kw_only=True)
+    _forms: tuple[Facts, ...] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def forms(self) -> tuple[Facts, ...]:
+        """The facts of the forms of the operations; sizes must be numbers."""
+        forms = self._forms
+        if forms is None:
+            forms = operation_forms(self.values, self.operations, self.constants)
+            object.__setattr__(self, "_forms", forms)
+        return forms
+
+    @property
+    def order(self) -> Facts:
+        """The facts of the operations' order and values, whatever their types."""
+        return list_facts(self.operations)
 
     def resized(self, values: tuple[Value, ...], constants: tuple[Constant, ...]) -> Self:
         """Return the list with other shapes of values and constants, without checking it again."""
         other = copy(self)
         object.__setattr__(other, "values", values)
         object.__setattr__(other, "constants", constants)
+        object.__setattr__(other, "_forms", None)
         return other
 
     def constant_data(self) -> dict[int, Array]:

@@ -29,7 +29,7 @@ from stitch.machine import (
     room_per_bank,
 )
 from stitch.ops import infer_operation, is_defined, is_elementwise
-from stitch.program import ABSENT, Body, Operation, Program
+from stitch.program import ABSENT, Body, Operation, Program, operation_forms
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.values import ConstantRecord, Reader, dispose, hold_constant
 from stitch.ttb import Binary, state_names
@@ -224,7 +224,13 @@ def check_types(program: Program | Body, name: str, bodies: Sequence[Body]) -> N
         CompileError: A type differs; names both.
     """
     constants = {constant.value: constant.data for constant in program.constants}
-    for index, operation in enumerate(program.operations):
+    if isinstance(program, Program):
+        forms = program.forms
+    else:
+        forms = operation_forms(program.values, program.operations, program.constants)
+    for index, (operation, form) in enumerate(zip(program.operations, forms, strict=True)):
+        if CHECKED in form.known:
+            continue
         if operation.is_opaque:
             continue  # Nothing to infer: the program declares its types.
         if operation.is_foreign:
@@ -243,6 +249,11 @@ def check_types(program: Program | Body, name: str, bodies: Sequence[Body]) -> N
                     got=program.values[value].type.text(),
                     remedy="compile the module again",
                 )
+        form.known[CHECKED] = True
+
+
+#: A fact of forms of operations whose results have the inferred types.
+CHECKED = "has inferred types"
 
 
 def _check_foreign(operation: Operation, index: int, name: str) -> None:

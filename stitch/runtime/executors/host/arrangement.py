@@ -8,6 +8,7 @@ that reuses an input's bytes has no views: its bytes hold two values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,6 +130,10 @@ def _window(program: Program, operation: Operation, constants: dict[int, Array])
     return partial(windowed, base=first, strides=steps, lengths=lengths)
 
 
+#: Placeholders of at most so many elements are arrays, which take a tenth of the time to make.
+PLACEHOLDER_ELEMENTS = 1 << 14
+_OF_SIZE = {nbytes: np.dtype(f"u{nbytes}") for nbytes in (1, 2, 4, 8)}
+
 #: Operators whose NumPy functions broadcast and take rows with gaps.
 ARITHMETIC = frozenset({"Add", "Sub", "Mul"})
 
@@ -181,6 +186,7 @@ class _Arranger:
         self.unit_of = {i: k for k, unit in enumerate(units) for i in unit.operations}
         self.outputs = {s.value: s for s in program.outputs}
         self.inputs = {s.value for s in program.inputs} | set(constants)
+        self.is_direct = [*map(is_direct, program.values)]
         self.shared = {
             program.inputs[s.aliases_input].value
             for s in program.outputs
@@ -194,7 +200,9 @@ class _Arranger:
             for value in operation.inputs:
                 self.readers.setdefault(value, []).append(index)
             if not units[self.unit_of[index]].foreign and self._all_direct(operation):
-                self.pieces[index] = pieces(program, operation, constants)
+                self.pieces[index] = program.forms[index].get(
+                    "pieces", pieces, program, operation, constants
+                )
         #: By value: its root and its view, a placeholder with the right shape and strides.
         self.views: dict[int, tuple[int, Array]] = {v: (v, self._dense(v)) for v in self.inputs}
         self.moved: dict[int, tuple[Piece, ...]] = {}
@@ -204,7 +212,7 @@ class _Arranger:
     def _all_direct(self, operation: Operation) -> bool:
         # Constants are sizes and positions, which are not moved.
         touched = [v for v in operation.inputs if v not in self.constants]
-        return all(is_direct(self.values[v]) for v in (*touched, *operation.outputs) if v >= 0)
+        return all(self.is_direct[v] for v in (*touched, *operation.outputs) if v >= 0)
 
     def arrangement(self) -> Arrangement:
         for index in reversed(range(len(self.program.operations))):
@@ -219,7 +227,7 @@ class _Arranger:
         offsets, nbytes = _Workspace(self).packed()
         storage = {}
         for value, (root, view) in self.views.items():
-            start = _address(view) - _address(self.views[root][1])
+            start = 0 if root == value else _address(view) - _address(self.views[root][1])
             storage[value] = ValueStorage(root, start, view.strides)
         return Arrangement(storage, offsets, nbytes, self.moved)
 
@@ -236,8 +244,10 @@ class _Arranger:
         """Return a placeholder with the shape and strides of a dense value."""
         kind = self.values[value].type
         # NumPy makes no views of extension types (float8); only the item size matters here.
-        dtype = np.dtype(f"u{kind.data_type.compute_dtype.itemsize}")
-        strides = np.cumprod([dtype.itemsize, *kind.shape[:0:-1]])[::-1] if kind.shape else ()
+        dtype = _OF_SIZE[kind.data_type.compute_dtype.itemsize]
+        if math.prod(kind.shape) <= PLACEHOLDER_ELEMENTS:
+            return np.empty(kind.shape, dtype)
+        strides = np.cumprod([dtype.itemsize, *kind.shape[:0:-1]])[::-1]
         return np.lib.stride_tricks.as_strided(np.empty(1, dtype), kind.shape, tuple(strides))
 
     def _place_operands_in_result(self, index: int) -> None:
@@ -332,7 +342,7 @@ class _Workspace:
         roots = {
             root
             for root, _ in arranger.views.values()
-            if root not in outside and is_direct(arranger.values[root])
+            if root not in outside and arranger.is_direct[root]
         }
         #: By root: the first and last operation that uses its bytes.
         self.lives: dict[int, tuple[int, int]] = {}

@@ -113,7 +113,10 @@ class Kernels:
         self.workspace = workspace
         self.calls = {call.operations: call for call in calls}
         self.definitions: list[OpDef] = list(map(definition_of, program.operations))
-        self.attributes = [attributes_of(o) for o in program.operations]
+        self.attributes = [
+            form.get("attributes", attributes_of, o)
+            for form, o in zip(program.forms, program.operations, strict=True)
+        ]
         self.memos: list[dict[str, Array]] = [{} for _ in program.operations]
         self.constants = {
             c.value: computable(c.data, program.values[c.value].type) for c in program.constants

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -96,7 +96,10 @@ class _Counting:
                 nbytes, held = self._scan(program, operation, body, moved)
                 kept, staged = kept + body.kept, staged + body.staged
             else:
-                nbytes, held = self.bytes_of(program, operation, constants)
+                count = self.bytes_of
+                nbytes, held = program.forms[index].get(
+                    ("bytes", count), count, program, operation, constants
+                )
             bound += held
             if nbytes > kernels:
                 kernels, largest = nbytes, index
@@ -274,27 +277,52 @@ def most_inner_nbytes(program: Program) -> int:
 
     ONNX Runtime releases a value after its last reader, but chooses the order itself.
     """
-    operations, count = program.operations, len(program.operations)
-    makers = {v: i for i, o in enumerate(operations) for v in o.outputs if v != ABSENT}
-    sizes = {v: computed_nbytes(program.values[v].type) for v in makers.keys() - _slots(program)}
+    returned = tuple([slot.value for slot in program.outputs])
+    values, alive = program.order.get(("alive", returned), _alive, program.operations, returned)
+    sizes = np.array([computed_nbytes(program.values[v].type) for v in values], np.int64)
+    count = len(program.operations)
     if count > MAX_OPERATIONS:
-        return sum(sizes.values())
+        return int(sizes.sum())
+    nbytes = np.zeros(count, np.int64)
+    for at in range(0, len(values), ROWS):
+        rows = np.unpackbits(alive[at : at + ROWS], axis=1, count=count, bitorder="little")
+        nbytes += sizes[at : at + ROWS] @ rows
+    return int(nbytes.max(initial=0))
+
+
+#: Values that are summed at once.
+ROWS = 64
+
+
+def _alive(
+    operations: Sequence[Operation], returned: Collection[int]
+) -> tuple[list[int], Array]:  # fmt: skip
+    """Return the intermediate values, and for each a bit for each operation during which it may be
+    alive, in any order of the operations."""
+    count = len(operations)
+    makers = {v: i for i, o in enumerate(operations) for v in o.outputs if v != ABSENT}
+    outside = frozenset(returned)
+    values = [v for v in makers if v not in outside]
+    if count > MAX_OPERATIONS:
+        return values, np.empty((0, 0), np.uint8)
     # By operation, the bit sets of those that must run before and after it.
     before, after = [0] * count, [0] * count
+    readers: dict[int, set[int]] = {}
     for index, operation in enumerate(operations):
+        for value in operation.inputs:
+            readers.setdefault(value, set()).add(index)
         for maker in {makers[v] for v in operation.inputs if v in makers}:
             before[index] |= before[maker] | 1 << maker
     for index in reversed(range(count)):
         for maker in {makers[v] for v in operations[index].inputs if v in makers}:
             after[maker] |= after[index] | 1 << index
-    readers, every = program.readers(), (1 << count) - 1
-    alive = np.zeros(count, np.int64)
-    for value, nbytes in sizes.items():
+    every, nbytes = (1 << count) - 1, -(-count // 8)
+    alive = np.empty((len(values), nbytes), np.uint8)
+    for row, value in zip(alive, values, strict=True):
         # Dead during operations before its producer, and after all of its readers.
         dead = every if readers.get(value) else 0
         for reader in readers.get(value, ()):
             dead &= after[reader]
         bits = every & ~(dead | before[makers[value]])
-        packed = np.frombuffer(bits.to_bytes(-(-count // 8), "little"), np.uint8)
-        alive[np.unpackbits(packed, count=count, bitorder="little").astype(np.bool_)] += nbytes
-    return int(alive.max(initial=0))
+        row[:] = np.frombuffer(bits.to_bytes(nbytes, "little"), np.uint8)
+    return values, alive

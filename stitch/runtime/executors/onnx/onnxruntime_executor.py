@@ -126,7 +126,10 @@ class Sessions:
                 return True
             return False
 
-        return [can(operation) for operation in program.operations]
+        return [
+            form.get("is writable as ONNX", can, operation)
+            for form, operation in zip(program.forms, program.operations, strict=True)
+        ]
 
     def call(self, program: Program, operations: Sequence[int]) -> ForeignCall:
         """Create the segment of a run; raises one of `REFUSALS` if ONNX Runtime refuses it."""
