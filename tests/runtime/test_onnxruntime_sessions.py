@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ from stitch.errors import UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array
 from stitch.runtime.executors import make_executor
+from stitch.runtime.executors.onnx import Sessions, onnxruntime_executor
+from stitch.runtime.executors.onnx.onnx_model import write_model
 from stitch.runtime.executors.onnx.session import flushing, has_effect
 from tests.support.stitched_models import one
 
@@ -107,3 +111,31 @@ def test_a_program_may_leave_an_input_unread() -> None:
         program = device.load(stitch.compile(b.build(), target="host"))
         given = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
         np.testing.assert_array_equal(one(program(given, given)).numpy(), np.maximum(given, 0))
+
+
+def test_parts_of_a_program_that_a_size_does_not_change_are_written_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[int] = []
+
+    def counted(program: Any) -> Any:
+        written[-1] += 1
+        return write_model(program)
+
+    monkeypatch.setattr(onnxruntime_executor, "write_model", counted)
+
+    def function(x: Any, y: Any) -> Any:
+        return x * 2 - np.tanh(y).sum()
+
+    model = stitch.compile(
+        function, (np.ones((7, 13), np.float32), np.ones((5, 11, 3), np.float32)),
+        dynamic_shapes={"x": {0: stitch.Dim("rows", 1, 64)}},
+    )  # fmt: skip
+    sessions, kept = Sessions(1), []
+    for rows in (7, 9, 7):
+        written.append(0)
+        program = model.at(rows=rows).binary.program(0)
+        able = sessions.able(program)
+        calls, _ = sessions.calls(program, [(i,) for i in range(len(able))], able)
+        kept.append(calls)
+    assert written == [4, 2, 0]

@@ -146,6 +146,11 @@ class WholeProgram:
         self.returned = {slot.value for slot in program.outputs}
         self.slots = {slot.value: slot for slot in program.inputs}
         self.readers = program.readers()
+        #: The values of slots and constants: with the operations, they make the parts.
+        self.slot_values = (
+            tuple([s.value for s in program.inputs]), tuple([s.value for s in program.outputs]),
+            tuple(self.data),
+        )  # fmt: skip
 
 
 class PartOfProgram:

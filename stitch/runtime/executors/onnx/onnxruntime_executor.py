@@ -11,9 +11,11 @@ lists where the two differ on NaN, infinities and extreme values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -56,16 +58,24 @@ from stitch.runtime.executors.onnx.session import (
 )
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class _Part:
+    """Operations of a program as a program, and its session."""
+
+    program: Program
+    session: Session
+
+
 def _bound(
-    part: Program, inputs: Sequence[int], outputs: Sequence[int], session: Session,
-    arrays: Mapping[int, Array],
-) -> Sequence[Thunk]:  # fmt: skip
-    """Bind a session to arrays by value of the whole program.
+    of: _Part, inputs: Sequence[int], outputs: Sequence[int], arrays: Mapping[int, Array]
+) -> Sequence[Thunk]:
+    """Bind the session of a part to arrays by value of the whole program.
 
     Args:
-        part: The operations of the session as a program; `inputs` and `outputs` are the values of
-            the whole program in the order of its slots.
+        of: The part; `inputs` and `outputs` are the values of the whole program in the order of its
+            slots.
     """
+    part = of.program
     own = {s.value: arrays[v] for s, v in zip(part.inputs, inputs, strict=True)}
     before = _checks(part, own)
     after: list[Thunk] = []
@@ -74,7 +84,7 @@ def _bound(
         if _is_read_while_written(part, slot.value, own):
             own[slot.value] = np.empty_like(output)
             after.append(partial(np.copyto, output, own[slot.value]))
-    return (*before, session_call(session, own, part), *after)
+    return (*before, session_call(of.session, own, part), *after)
 
 
 def _is_read_while_written(part: Program, result: int, arrays: Mapping[int, Array]) -> bool:
@@ -105,6 +115,22 @@ def _checks(part: Program, arrays: Mapping[int, Array]) -> list[Thunk]:
     return steps
 
 
+class _Wiring(NamedTuple):
+    """The values of a program that a part of it reads and writes, in the order of its slots, and
+    what the part is but for the forms of its operations."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    key: Hashable
+
+
+def _wiring(whole: WholeProgram, operations: Sequence[int], held: Collection[int]) -> _Wiring:
+    part = PartOfProgram(whole, operations, held)
+    numbered = tuple([(o.inputs, o.outputs) for o in part.operations])
+    inputs, outputs = tuple(part.inputs), tuple(part.outputs)
+    return _Wiring(inputs, outputs, (numbered, tuple([part.numbers[v] for v in outputs])))
+
+
 class Sessions:
     """A cache of sessions by the model that they run, each with `threads` threads."""
 
@@ -114,6 +140,8 @@ class Sessions:
         self._found: WeakValueDictionary[tuple[bytes, tuple[int, ...]], Session] = (
             WeakValueDictionary()
         )
+        #: By the forms of the operations and how they read each other: without writing the model.
+        self._parts: WeakValueDictionary[Hashable, _Part] = WeakValueDictionary()
 
     def able(self, program: Program) -> list[bool]:
         """Return for each operation whether it can be written as an ONNX model."""
@@ -197,16 +225,25 @@ class Sessions:
         self, whole: WholeProgram, operations: Sequence[int], held: Collection[int] = ()
     ) -> ForeignCall:
         """Create the segment of a run; raises one of `REFUSALS` if ONNX Runtime refuses it."""
-        writing = PartOfProgram(whole, operations, held)
-        part = writing.program_of_part()
-        model = write_model(part)
+        program, run, kept = whole.program, tuple(operations), tuple(held)
+        wiring = program.order.get(
+            ("wiring", run, kept, whole.slot_values), _wiring, whole, run, kept
+        )
+        key = wiring.key, tuple([program.forms[i] for i in run])
+        part = self._parts.get(key)
+        if part is None:
+            part = self._part(PartOfProgram(whole, run, kept).program_of_part())
+            self._parts[key] = part
+        bind = partial(_bound, part, wiring.inputs, wiring.outputs)
+        return ForeignCall(run, wiring.inputs, wiring.outputs, bind)
+
+    def _part(self, program: Program) -> _Part:
+        model = write_model(program)
         key = model.serialized, tuple(id(weights) for _, weights in model.weights)
         session = self._found.get(key)
         if session is None:
             session = self._found[key] = Session(model, self.threads)
-        inputs, outputs = tuple(writing.inputs), tuple(writing.outputs)
-        bind = partial(_bound, part, inputs, outputs, session)
-        return ForeignCall(tuple(operations), inputs, outputs, bind)
+        return _Part(program, session)
 
 
 class OnnxRuntimeExecutor(Executor):

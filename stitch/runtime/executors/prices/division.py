@@ -39,10 +39,11 @@ def divide(
     """
     if table.onnxruntime is None:
         able = [False] * len(able)
-    division, price = _without_library(OperationPrices(program, table, threads), able)
+    prices = OperationPrices(program, table, threads)
+    division, price = _without_library(prices, able)
     if library is None:
         return division
-    prices = OperationPrices(program, table, threads, library)
+    prices.offer(library)
     runs = _cheapest(prices, able)
     least = prices.cheaper
     if prices.of_division(runs) > table.gains.library.max_cost(price):

@@ -52,7 +52,9 @@ def element_runs(program: Program, without: Collection[int] = ()) -> dict[int, E
         run.clear()
 
     for index, operation in enumerate(program.operations):
-        if index in without or not _is_elementwise(program, operation):
+        if index in without or not program.forms[index].get(
+            "is elementwise", _is_elementwise, program, operation
+        ):
             close()
             continue
         result = operation.outputs[0]

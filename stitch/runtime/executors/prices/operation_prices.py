@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from stitch.linker import expanded, program_of_body
 from stitch.ops import RESHAPING, multiply_adds, program_work
-from stitch.program import ABSENT, Operation, Program, ScanForm, is_scan
+from stitch.program import ABSENT, Operation, Program, ScanForm, Value, is_scan
 from stitch.runtime.executors.host import MOVEMENTS, WINDOW, KernelLibrary, chunked_sizes
 from stitch.runtime.executors.prices.blocked_convolutions import (
     NO_BLOCKS,
@@ -41,9 +42,8 @@ class OperationPrices:
     """Prices of a program's operations, in microseconds; `is_round`: it is the body of a scan."""
 
     def __init__(
-        self, program: Program, table: PriceTable, threads: int,
-        library: KernelLibrary | None = None, *, is_round: bool = False,
-    ) -> None:  # fmt: skip
+        self, program: Program, table: PriceTable, threads: int, *, is_round: bool = False
+    ) -> None:
         self.program = program
         self.table = table
         self.numpy, self.onnx = table.numpy, table.onnxruntime
@@ -76,12 +76,23 @@ class OperationPrices:
         for operation in program.operations:
             for value in operation.inputs:
                 self.readers.setdefault(value, []).append(operation)
-        #: The library's prices that are lower than NumPy's.
+        self.work = [
+            form.get("work to be priced", _work, operation, program.values)
+            for form, operation in zip(program.forms, program.operations, strict=True)
+        ]
+        self._by_numpy: dict[int, float] = {}
+        self._by_onnx: dict[int, float] = {}
+        #: A library's prices that are lower than NumPy's; none before `offer`.
         self.cheaper: dict[int, float] = {}
-        for index, operation in enumerate(program.operations if library is not None else ()):
-            assert library is not None
-            products = multiply_adds(operation, program.values, program.bodies)
-            price = library.price(program, operation, products, self._batch(operation))
+
+    def offer(self, library: KernelLibrary) -> None:
+        """Let a library compute what its kernels compute at a lower price than NumPy's."""
+        program, price_of = self.program, library.price
+        for index, operation in enumerate(program.operations):
+            work = self.work[index]
+            price = program.forms[index].get(
+                ("price", price_of), price_of, program, operation, work.products, work.batch
+            )
             if price < self.of_numpy(index):
                 self.cheaper[index] = price
 
@@ -108,6 +119,19 @@ class OperationPrices:
 
     def of_numpy(self, index: int) -> float:
         """Return an operation's price by NumPy's kernel; infinite for a foreign operator."""
+        price = self._by_numpy.get(index)
+        if price is None:
+            price = self._by_numpy[index] = self._of_numpy(index)
+        return price
+
+    def of_onnx(self, index: int) -> float:
+        """Return an operation's price as a node of ONNX Runtime; infinite without its prices."""
+        price = self._by_onnx.get(index)
+        if price is None:
+            price = self._by_onnx[index] = self._of_onnx(index)
+        return price
+
+    def _of_numpy(self, index: int) -> float:
         operation, prices = self.program.operations[index], self.numpy
         if operation.is_foreign:
             return math.inf
@@ -118,24 +142,23 @@ class OperationPrices:
             )
         if self._moves(operation):
             return self._moved(operation)
-        size, name = self._size(operation), operator_name(operation)
+        size, _, products, batch = self.work[index]
+        name = operator_name(operation)
         if index in self.chunked:
             rate = prices.chunked_functions_ns.get(name, prices.chunked_ns)
             return prices.call_us + _all(size, rate)
-        products = multiply_adds(operation, self.program.values)
         if products:
             if operation.op not in ("Gemm", "MatMul"):
                 rate = self._convolutions(operation, prices)
                 return prices.convolution_us + products / rate.at(products)
             spent = products / products_rate(prices, self.program, operation).at(products)
-            return prices.call_us + spent + self._batch(operation) * prices.matrix_us
+            return prices.call_us + spent + batch * prices.matrix_us
         function = prices.functions_ns.get(name)
         if function is not None:
             return prices.function_us + _all(size, function)
         return prices.call_us + _all(size, prices.arithmetic_ns)
 
-    def of_onnx(self, index: int) -> float:
-        """Return an operation's price as a node of ONNX Runtime; infinite without its prices."""
+    def _of_onnx(self, index: int) -> float:
         operation, prices = self.program.operations[index], self.onnx
         if prices is None:
             return math.inf
@@ -147,7 +170,8 @@ class OperationPrices:
             return 0.0
         if self._is_fused(operation) or self._is_merged_transpose(operation):
             return self.node
-        size, name = self._size(operation), operator_name(operation)
+        size, results_size, products, batch = self.work[index]
+        name = operator_name(operation)
         if operation.op in RESHAPING and not operation.domain:
             # ONNX Runtime copies a reshaped model output.
             is_returned = operation.outputs[0] in self.returned
@@ -155,7 +179,6 @@ class OperationPrices:
         if index in self.scanned:
             rate = prices.chunked_functions_ns.get(name, prices.chunked_ns)
             return self.node + _all(size, rate)
-        products = multiply_adds(operation, self.program.values)
         if products:
             if operation.op not in ("Gemm", "MatMul"):
                 rate, conversion = self._convolutions(operation, prices), 0.0
@@ -167,13 +190,13 @@ class OperationPrices:
             if is_packed and rate is not prices.row_products_per_us:
                 rate = prices.packed_products_per_us
             spent = products / rate.at(products)
-            return self.node + (spent + self._batch(operation) * prices.matrix_us) / self.threads
+            return self.node + (spent + batch * prices.matrix_us) / self.threads
         function, times = prices.functions_ns.get(name), 1.0
         if function is not None:
             times = _window_times(operation)
         elif self._moves(operation):
             # The elements that are moved count, not those of the operand.
-            function, size = prices.moved_ns, self._results_size(operation)
+            function, size = prices.moved_ns, results_size
         else:
             function = prices.arithmetic_ns
         return self.node + _all(size, function) * times / self.threads
@@ -217,7 +240,7 @@ class OperationPrices:
     def _is_view(self, value: int) -> bool:
         """Whether all readers of a moved value take views: batched products and movements."""
         return all(
-            (reader.op == "MatMul" and self._batch(reader) > 1) or self._moves(reader)
+            self.work[self.indices[id(reader)]].batch > 1 or self._moves(reader)
             for reader in self._reading(value)
         )
 
@@ -258,19 +281,32 @@ class OperationPrices:
             return rate
         return prices.unpacked_convolutions_per_us or rate
 
-    def _batch(self, operation: Operation) -> int:
-        shapes = [self.program.values[v].type.shape for v in operation.inputs[:2]]
-        if operation.op != "MatMul" or len(shapes[1]) < 3:
-            return 1
-        return math.prod(self.program.values[operation.outputs[0]].type.shape[:-2])
 
-    def _results_size(self, operation: Operation) -> int:
-        results = (v for v in operation.outputs if v != ABSENT)
-        return sum(math.prod(self.program.values[v].type.shape) for v in results)
+class Work(NamedTuple):
+    """The work of an operation.
 
-    def _size(self, operation: Operation) -> int:
-        values = (v for v in (*operation.inputs, *operation.outputs) if v != ABSENT)
-        return max((math.prod(self.program.values[v].type.shape) for v in values), default=0)
+    Attributes:
+        size: Elements of the largest operand or result.
+        results_size: Elements of all results.
+        products: Multiply-adds, but for a scan.
+        batch: Matrices of a batched product; else 1.
+    """
+
+    size: int
+    results_size: int
+    products: int
+    batch: int
+
+
+def _work(operation: Operation, values: Sequence[Value]) -> Work:
+    def elements(of: Sequence[int]) -> list[int]:
+        return [math.prod(values[v].type.shape) for v in of if v != ABSENT]
+
+    batch, results = 1, elements(operation.outputs)
+    if operation.op == "MatMul" and len(values[operation.inputs[1]].type.shape) > 2:
+        batch = math.prod(values[operation.outputs[0]].type.shape[:-2])
+    size = max([*elements(operation.inputs), *results], default=0)
+    return Work(size, sum(results), multiply_adds(operation, values), batch)
 
 
 def _window_times(operation: Operation) -> float:
