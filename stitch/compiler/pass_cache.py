@@ -1,9 +1,9 @@
 """`PassCache`: the passes run once for all sizes at which they decide the same.
 
-What the passes make of a graph depends on its sizes in three ways: which operations are folded,
-which ones keep the shape of their operand, and which constants are equal. `PassCache` answers
-these questions for each size, which takes a fraction of the time of the passes, and reuses what
-they made where the answers are the same.
+What the passes make of a graph depends on its sizes in four ways: which operations are folded,
+which ones keep the shape of their operand, which operand a `Where` takes everywhere, and which
+constants are equal. `PassCache` answers these questions for each size, which takes a fraction of
+the time of the passes, and reuses what they made where the answers are the same.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from stitch.compiler.passes import (
     FOLD_GROWTH_NBYTES,
     SAMPLE,
     ConstantFolder,
+    chosen_operand,
     constant_digest,
     constant_sample,
     keeps_order,
@@ -60,7 +61,7 @@ class PassCache:
 
     __slots__ = (
         "_folder", "_is_typed", "_lock", "_machine", "_options", "_pairs", "_prepared",
-        "_read", "_samples",
+        "_read", "_samples", "_wheres",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +77,13 @@ class PassCache:
             (o.inputs[0], o.outputs[0])
             for o in graph.operations
             if keeps_order(o) and not same_shape(shapes[o.inputs[0]], shapes[o.outputs[0]])
+        ]
+        self._wheres = [o for o in graph.operations if o.op == "Where" and not o.domain]
+        self._pairs += [
+            (operand, o.outputs[0])
+            for o in self._wheres
+            for operand in o.inputs[1:]
+            if not same_shape(shapes[operand], shapes[o.outputs[0]])
         ]
         #: By value, the last array with its sample.
         self._samples: dict[int, tuple[Array, Hashable]] = {}
@@ -107,6 +115,7 @@ class PassCache:
             key = (
                 folded,
                 tuple([values[a].type.shape == values[b].type.shape for a, b in self._pairs]),
+                tuple([chosen_operand(o, known) for o in self._wheres]),
                 self._equal_constants(known, self._read[1]),
             )
             found = self._prepared.get(key)

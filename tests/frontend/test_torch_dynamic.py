@@ -4,6 +4,7 @@ sizes are refused, and sizes at which torch.export assumes too much are excluded
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,54 @@ def test_sizes_of_a_module_may_be_shapes_positions_and_numbers() -> None:
         model(x[:5], y[:5])
     with pytest.raises(UsageError, match="disagree about size 'batch'"):
         model(x[:5], y)
+
+
+class Positions(nn.Module):  # type: ignore[misc]
+    """Ranges, the last element of an axis, and attention whose mask hides a row or not."""
+
+    def forward(self, x: Any) -> Any:
+        length = x.shape[1]
+        positions = torch.arange(length)
+        x = x + positions[:, None] * 0.5 + torch.arange(0, length * 2, 2)[None, :, None]
+        last = x[:, -1:]
+        # At length 4 the first row sees nothing.
+        seen = (positions[:, None] >= positions) & (positions + 4 != length)
+        functions = nn.functional
+        masked = functions.scaled_dot_product_attention(x, x, x, seen)
+        return functions.scaled_dot_product_attention(masked, x, x, is_causal=True) + last
+
+
+def same_texts(module: Any, example: Any, axes: dict[int, stitch.Dim], *sizes: Any) -> None:
+    """Compare the text at each of some sizes with that of compiling there."""
+    names = [dim.name for dim in axes.values()]
+    with torch.no_grad():
+        model = stitch.compile(module, (example(*sizes[0]),), dynamic_shapes=(axes,))
+        for at in sizes[1:]:
+            static = stitch.compile(module, (example(*at),))
+            assert model.at(**dict(zip(names, at, strict=True))).text() == static.text(), at
+
+
+def test_a_module_at_a_size_has_the_text_of_compiling_there() -> None:
+    sizes = [(3, 5), (2, 2), (4, 3), (2, 9), (7, 4), (2, 6)]
+    same_texts(Positions(), lambda b, n: torch.zeros(b, n, 4), {0: BATCH, 1: LENGTH}, *sizes)
+
+
+@pytest.mark.campaign("dynamic_sizes")
+@pytest.mark.parametrize("name", ["BertModel", "LlamaForCausalLM", "GPT2Model"])
+def test_a_language_model_at_a_size_has_the_text_of_compiling_there(name: str) -> None:
+    import transformers
+    small = {
+        "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 60,
+        "use_cache": False, "max_position_embeddings": 64,
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    module = getattr(transformers, name)
+    torch.manual_seed(0)
+    network = module(module.config_class(**small)).eval()
+    draw = random.Random(name)
+    sizes = [(3, 5), *[(draw.randint(2, 40), draw.randint(2, 24)) for _ in range(3)]]
+    words = partial(torch.ones, dtype=torch.int64)
+    same_texts(network, words, {0: BATCH, 1: LENGTH}, *sizes)
 
 
 def test_a_size_at_which_the_module_has_another_graph_is_excluded() -> None:

@@ -72,9 +72,16 @@ HIDDEN = np.where(np.arange(QUERIES)[:, None] == 1, -np.inf, CAUSAL).astype(np.f
 LOWEST = np.full((QUERIES, KEYS), np.finfo(np.float32).min, np.float32)
 
 
-def _zeroed(b: ComputationGraphBuilder, s: Tensor, v: Tensor) -> Tensor:
-    hidden = b.equal(b.reduce_max(s, -1, keepdims=True), -math.inf)
-    return b.matmul(b.where(hidden, 0.0, b.softmax(s)), v)
+def _zeroed(b: ComputationGraphBuilder, s: Tensor, m: Tensor, v: Tensor) -> Tensor:
+    """As the frontend of torch writes it: the second query sees no key of the mask."""
+    hidden = b.equal(b.reduce_max(m, -1, keepdims=True), -math.inf)
+    return b.matmul(b.where(hidden, 0.0, b.softmax(b.add(s, m))), v)
+
+
+def _zeroed_by_bool(b: ComputationGraphBuilder, s: Tensor, m: Tensor, v: Tensor) -> Tensor:
+    kept = b.greater(m, -2.0)
+    hidden = b.equal(b.reduce_max(b.cast(kept, "int32"), -1, keepdims=True), 0)
+    return b.matmul(b.where(hidden, 0.0, b.softmax(b.where(kept, s, -math.inf))), v)
 
 
 def _nan_to_zero(b: ComputationGraphBuilder, s: Tensor, v: Tensor) -> Tensor:
@@ -93,7 +100,10 @@ ATTENTIONS: dict[str, Build] = {
     "mask first": lambda b, q, k, v, m: b.matmul(b.softmax(b.add(m, scores(b, q, k))), v),
     "causal": lambda b, q, k, v, m: b.matmul(b.softmax(b.add(scores(b, q, k), CAUSAL)), v),
     "hidden row": lambda b, q, k, v, m: b.matmul(b.softmax(b.add(scores(b, q, k), HIDDEN)), v),
-    "hidden row made 0": lambda b, q, k, v, m: _zeroed(b, b.add(scores(b, q, k), HIDDEN), v),
+    "hidden row made 0": lambda b, q, k, v, m: _zeroed(b, scores(b, q, k), b.add(m, HIDDEN), v),
+    "hidden row of a boolean mask made 0": lambda b, q, k, v, m: _zeroed_by_bool(
+        b, scores(b, q, k), b.add(m, HIDDEN), v
+    ),
     "hidden NaN made 0": lambda b, q, k, v, m: _nan_to_zero(b, b.add(scores(b, q, k), HIDDEN), v),
     "masks that overflow": lambda b, q, k, v, m: b.matmul(
         b.softmax(b.add(b.add(scores(b, q, k), LOWEST), LOWEST)), v
@@ -179,6 +189,19 @@ def test_rows_without_a_key_and_not_a_number_are_as_numpy_has_them(name: str) ->
         check(model, operands)
 
 
+@pytest.mark.parametrize("other", ["of another mask", "of one of two masks"])
+def test_rows_made_0_by_another_mask_stay_operations(other: str) -> None:
+    def build(b: ComputationGraphBuilder, q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+        if other == "of one of two masks":
+            return _zeroed(b, b.add(scores(b, q, k), CAUSAL), b.add(m, HIDDEN), v)
+        hidden = b.equal(b.reduce_max(b.add(m, HIDDEN), -1, keepdims=True), -math.inf)
+        return b.matmul(b.where(hidden, 0.0, b.softmax(b.add(scores(b, q, k), m))), v)
+
+    model, operands = built(build)
+    assert found_in(model) == []
+    check(model, operands)
+
+
 #: Elements of masks: some sums of two are -inf by overflow.
 MASKED = (0.0, -np.inf, float(LOWEST[0, 0]), -1e30, -2e38, 1.5)
 
@@ -201,7 +224,7 @@ def drawn_masks(rng: np.random.Generator) -> tuple[Build, Array]:
             mask: Any = m if which else constant
             hidden = b.less(m, -1.0) if which else constant < -1.0
             s = (b.add(s, mask), b.where(hidden, fill, s), b.where(hidden, s, fill))[how]
-        return _zeroed(b, s, v) if is_zeroed else b.matmul(b.softmax(s), v)
+        return _nan_to_zero(b, s, v) if is_zeroed else b.matmul(b.softmax(s), v)
 
     return build, values(BATCH, 1, QUERIES, KEYS)
 

@@ -30,6 +30,7 @@ from stitch.program import (
     ValueType,
     has_symbols,
     integers_of,
+    is_deferred,
     is_symbolic,
     names_in,
     same_integers,
@@ -324,14 +325,16 @@ _WITHOUT_STEPS = 4
 
 
 def remove_identities(graph: ComputationGraph) -> ComputationGraph:
-    """Bypass operations that return their operand: `Identity`, `Cast` to the same type, `Dropout`
-    at inference, shape operators that keep the shape; merge transposes of transposes.
+    """Bypass operations that return an operand: `Identity`, `Cast` to the same type, `Dropout` at
+    inference, shape operators that keep the shape, `Where` with a condition that is the same
+    everywhere; merge transposes of transposes.
 
     Rounding casts stay. Dead code remains.
     """
     read = {v for operation in graph.operations for v in operation.inputs}
     read |= {slot.value for slot in graph.outputs}
     now: dict[int, int] = {}
+    conditions = graph.constant_data() if any(o.op == "Where" for o in graph.operations) else {}
     #: For results of transposes: the operand and its axis order.
     turned: dict[int, tuple[int, tuple[int, ...]]] = {}
     kept: list[Operation] = []
@@ -347,6 +350,10 @@ def remove_identities(graph: ComputationGraph) -> ComputationGraph:
             turned[operation.outputs[0]] = operation.inputs[0], order
         if _is_identity(operation, graph.values, read):
             now[operation.outputs[0]] = operation.inputs[0]
+            continue
+        chosen = chosen_operand(operation, conditions)
+        if chosen != ABSENT and _have_one_type(graph.values, chosen, operation.outputs[0]):
+            now[operation.outputs[0]] = chosen
         else:
             kept.append(operation)
     outputs = tuple(replace(s, value=now.get(s.value, s.value)) for s in graph.outputs)
@@ -374,8 +381,24 @@ def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]
             return False
     elif not keeps_order(operation):
         return False
-    before, after = values[operation.inputs[0]].type, values[operation.outputs[0]].type
+    return _have_one_type(values, operation.inputs[0], operation.outputs[0])
+
+
+def _have_one_type(values: Sequence[Value], one: int, other: int) -> bool:
+    before, after = values[one].type, values[other].type
     return before.data_type is after.data_type and same_shape(before.shape, after.shape)
+
+
+def chosen_operand(operation: Operation, known: Mapping[int, Array]) -> int:
+    """Return the operand that a Where takes everywhere; `ABSENT` if it takes both, or unknown."""
+    if operation.op != "Where" or operation.domain or operation.outputs[0] == ABSENT:
+        return ABSENT
+    condition = known.get(operation.inputs[0])
+    if condition is None or has_symbols(condition) or is_deferred(condition):
+        return ABSENT
+    if condition.all():
+        return operation.inputs[1]
+    return ABSENT if condition.any() else operation.inputs[2]
 
 
 def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:

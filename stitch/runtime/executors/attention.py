@@ -43,6 +43,7 @@ class Attention:
         keys: The transposed keys.
         order: How the last operation transposes the result; empty: not at all.
         hides_rows: Whether rows whose scores are all -inf become 0; else they become NaN.
+        hiding: The mask by which it does so, None if by the weights.
     """
 
     query: int
@@ -54,6 +55,7 @@ class Attention:
     operations: list[int] = field(default_factory=list)
     order: tuple[int, ...] = ()
     hides_rows: bool = False
+    hiding: Mask | None = None
 
     @property
     def last(self) -> int:
@@ -133,6 +135,7 @@ def attentions_of(whole: WholeProgram) -> list[Attention]:
         for one in found
         if one is not None
         and _before(finder, one)
+        and (one.hiding is None or one.masks == [one.hiding])
         and not any(finder.writers.get(v) in one.operations for v in one.operands)
     ]
 
@@ -148,7 +151,7 @@ def _behind(finder: _Finder, index: int) -> Attention | None:
     if not is_fitting:
         return None
     one = Attention(-1, -1, -1, kind.shape, operations=[index])
-    hidden = _hidden_rows(finder, scores, weights)
+    hidden, one.hiding = _hidden_rows(finder, weights)
     if hidden:
         one.operations += hidden
         one.hides_rows = True
@@ -170,32 +173,41 @@ def _behind(finder: _Finder, index: int) -> Attention | None:
     return one
 
 
-def _hidden_rows(finder: _Finder, scores: int, weights: int) -> list[int]:
-    """Return the operations that make weights 0 in rows whose scores are all -inf: as Stitch's
-    frontend of torch writes them, Where(max(scores) == -inf, 0, weights), or as torch's exporter to
-    ONNX does, Where(IsNaN(weights), 0, weights); the last one is the Where."""
+def _hidden_rows(finder: _Finder, weights: int) -> tuple[list[int], Mask | None]:
+    """Return the operations that make weights 0 in rows that a mask hides, and this mask.
+
+    As Stitch's frontend of torch writes them: Where(max(mask) == -inf, 0, weights), or with
+    max(Cast(mask)) == 0 for a boolean mask; or as torch's exporter to ONNX does, without a mask:
+    Where(IsNaN(weights), 0, weights). The last operation is the Where.
+    """
     readers = finder.whole.readers.get(weights, set())
     wheres = [i for i in readers if finder.is_a(i, "Where")]
     if len(wheres) != 1:
-        return []
+        return [], None
     condition, zero, other = finder.operations[wheres[0]].inputs
-    if other != weights or finder.number(zero) != 0.0 or not finder.is_inner(condition, wheres):
-        return []
     index = finder.writer(condition, "Equal", "IsNaN")
-    if index is None:
-        return []
+    if other != weights or finder.number(zero) != 0.0 or index is None:
+        return [], None
     if finder.operations[index].op == "IsNaN":
         is_same = finder.operations[index].inputs[0] == weights and readers == {index, *wheres}
-        return [index, *wheres] if is_same else []
+        return ([index, *wheres], None) if is_same else ([], None)
     most, lowest = finder.operations[index].inputs
     largest = finder.writer(most, "ReduceMax")
-    if largest is None or finder.number(lowest) != -math.inf or not finder.is_inner(most, [index]):
-        return []
+    if largest is None:
+        return [], None
     reduction = finder.operations[largest]
+    value = reduction.inputs[0]
     axes = reduction.inputs[1:] and finder.number(reduction.inputs[1])
-    rank = len(finder.type_of(scores).shape)
-    is_row = axes in (-1, rank - 1) and reduction.attributes.get("keepdims", 1) == 1
-    return [largest, index, *wheres] if is_row and reduction.inputs[0] == scores else []
+    is_row = axes in (-1, len(finder.type_of(value).shape) - 1)
+    if not is_row or reduction.attributes.get("keepdims", 1) != 1:
+        return [], None
+    number, cast = finder.number(lowest), finder.writer(value, "Cast")
+    if number == -math.inf:
+        return wheres, Mask(value)
+    source = None if cast is None else finder.operations[cast].inputs[0]
+    if number == 0.0 and source is not None and finder.type_of(source).data_type is DataType.BOOL:
+        return wheres, Mask(source, -math.inf, is_filled_where=False)
+    return [], None
 
 
 def _before(finder: _Finder, one: Attention) -> bool:

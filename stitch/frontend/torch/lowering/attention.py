@@ -11,7 +11,7 @@ import torch
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, Several, rounded_once
 from stitch.graph import SymbolicTensor
-from stitch.program import DataType, int64_array, is_deferred, is_symbolic
+from stitch.program import DataType, int64_array
 
 aten = torch.ops.aten
 
@@ -26,23 +26,22 @@ def _attention(
     b = call.builder
     if enable_gqa:
         key, value = (_repeated(call, x, query.shape[-3]) for x in (key, value))
-    scores = _scores(call, b.mul(query, _factor(query, scale)), key, attn_mask, is_causal)
+    mask = None if attn_mask is None else _mask(call, attn_mask, query)
+    scores = _scores(call, b.mul(query, _factor(query, scale)), key, mask, is_causal)
     weights = b.softmax(scores)
-    if attn_mask is not None and _may_hide_a_row(call, attn_mask, scores.shape):
-        hidden = b.equal(b.reduce_max(scores, -1, keepdims=True), -math.inf)
+    if mask is not None:
+        # From the mask, not from the scores: it is smaller, and often a constant.
+        is_bool = mask.data_type is DataType.BOOL
+        openness = b.cast(mask, DataType.INT32) if is_bool else mask
+        hidden = b.equal(b.reduce_max(openness, -1, keepdims=True), 0 if is_bool else -math.inf)
         weights = b.where(hidden, 0.0, weights)
     return b.matmul(weights, value)
 
 
-def _may_hide_a_row(call: Call, mask: SymbolicTensor, shape: tuple[int, ...]) -> bool:
-    """Whether a row of the mask may hide every key; true if the mask is no constant."""
-    known = call.builder.known_data(mask)
-    if known is None or is_deferred(known):
-        return True
-    open_keys = known if known.dtype == np.bool_ else known > -np.inf
-    if not any(map(is_symbolic, shape)):
-        open_keys = np.broadcast_to(open_keys, shape)
-    return not bool(open_keys.any(-1).all())
+def _mask(call: Call, mask: SymbolicTensor, scores: SymbolicTensor) -> SymbolicTensor:
+    """A boolean mask as it is, any other one in the type of the scores."""
+    is_bool = mask.data_type is DataType.BOOL
+    return mask if is_bool else call.builder.cast(mask, scores.data_type)
 
 
 def _repeated(call: Call, x: SymbolicTensor, heads: int) -> SymbolicTensor:
@@ -66,15 +65,15 @@ def _scores(
     """Scores of queries and keys; -inf where masked."""
     b = call.builder
     scores = b.matmul(scaled, b.swapaxes(key, -1, -2))
-    if is_causal and any(map(is_symbolic, scores.shape[-2:])):
+    if is_causal:
         rows, columns = (b.op("Range", 0, int64_array([n], ()), 1) for n in scores.shape[-2:])
-        scores = b.where(b.op("Greater", columns, b.unsqueeze(rows, -1)), -math.inf, scores)
-    elif is_causal:
-        later = np.triu(np.full(scores.shape[-2:], -np.inf, np.float32), 1)
-        scores = b.add(scores, later.astype(scores.dtype))
+        is_later = b.op("Greater", columns, b.unsqueeze(rows, -1))
+        closed, opened = (np.asarray(x, scores.dtype) for x in (-math.inf, 0.0))
+        # Adding is faster than Where on scores.
+        scores = b.add(scores, b.where(is_later, closed, opened))
     if mask is not None and mask.data_type is DataType.BOOL:
         return b.where(mask, scores, -math.inf)
-    return scores if mask is None else b.add(scores, b.cast(mask, scores.data_type))
+    return scores if mask is None else b.add(scores, mask)
 
 
 # The CPU kernel ------------------------------------------------------------------------------
@@ -92,7 +91,8 @@ def _kernel(
         result = _attention(call, query, key, value, attn_mask, 0.0, is_causal, scale=scale)
         return result, None
     b = call.builder
-    scores = _scores(call, b.mul(query, _factor(query, scale)), key, attn_mask, is_causal)
+    mask = None if attn_mask is None else _mask(call, attn_mask, query)
+    scores = _scores(call, b.mul(query, _factor(query, scale)), key, mask, is_causal)
     return b.matmul(b.softmax(scores), value), b.reduce("log_sum_exp", scores, -1, False)
 
 
@@ -107,7 +107,8 @@ def _kernel_backward(
     b, few = call.builder, key.shape[-3]
     scaled = b.mul(query, _factor(query, scale))
     key, value = (_repeated(call, x, query.shape[-3]) for x in (key, value))
-    scores = _scores(call, scaled, key, attn_mask, is_causal)
+    mask = None if attn_mask is None else _mask(call, attn_mask, query)
+    scores = _scores(call, scaled, key, mask, is_causal)
     weights = b.exp(b.sub(scores, b.unsqueeze(log_sums, -1)))
     of_value = b.matmul(b.swapaxes(weights, -1, -2), grad)
     of_weights = b.matmul(grad, b.swapaxes(value, -1, -2))

@@ -14,7 +14,7 @@ from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Number, Row, Value, built
 from stitch.graph import ComputationGraphBuilder as Builder
 from stitch.graph import SymbolicTensor
-from stitch.program import Array, int64_array, is_same_size, is_symbolic, slice_bounds
+from stitch.program import Array, DataType, int64_array, is_symbolic, slice_bounds
 
 aten = torch.ops.aten
 
@@ -33,13 +33,17 @@ def _zeros(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
 def _range_step(
     call: Call, start: Number, end: Number, step: Number = 1, **_: Any
 ) -> SymbolicTensor:
-    if any(map(is_symbolic, (call.shape[0], start))):
-        b = call.builder
-        numbers = b.op("Range", 0, int64_array([call.shape[0]], ()), 1)
-        first = int64_array([start], ()) if is_symbolic(start) else start
-        return call.cast(b.add(b.mul(numbers, step), first))
-    elements = start + np.arange(call.shape[0]) * step
-    return call.builder.constant(elements.astype(call.data_type.dtype))
+    b = call.builder
+    numbers = b.op("Range", 0, int64_array([call.shape[0]], ()), 1)
+    if call.data_type.is_floating:
+        # As torch does: in float64, rounded once.
+        numbers = b.cast(numbers, DataType.FLOAT64)
+    elif not is_symbolic(start):
+        start, step = int(start), int(step)
+    first: Any = start
+    if is_symbolic(start):
+        first = b.cast(b.constant(int64_array([start], ())), numbers.data_type)
+    return call.cast(b.add(b.mul(numbers, step), first))
 
 
 def _item(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
@@ -48,6 +52,9 @@ def _item(call: Call, *_: Any, **__: Any) -> SymbolicTensor:
         remedy="keep it a tensor, or use torch.compile, which breaks the graph there",
     )
 
+
+#: torch's end of a slice to the end.
+MAX_END = (1 << 63) - 1
 
 # Movement ------------------------------------------------------------------------------------
 
@@ -70,20 +77,17 @@ def slice_tensor(
     call: Call, x: SymbolicTensor, dim: int = 0, start: int | None = None, end: int | None = None,
     step: int = 1,
 ) -> SymbolicTensor:  # fmt: skip
-    """x[start:end:step] along one axis."""
-    length = x.shape[dim]
-    first, last, _, _ = slice_bounds(slice(start, end, step), length)
-    if (first, step) == (0, 1) and is_same_size(last, length):
+    """x[start:end:step] along one axis; all of it as it is written, not as sizes are."""
+    if not start and step == 1 and (end is None or (not is_symbolic(end) and end >= MAX_END)):
         return x
+    first, last, _, _ = slice_bounds(slice(start, end, step), x.shape[dim])
     steps = None if step == 1 else [step]
     return call.builder.slice(x, [first], [max(first, last)], [dim % len(x.shape)], steps)
 
 
 def _select(call: Call, x: SymbolicTensor, dim: int, index: int) -> SymbolicTensor:
     index = index + x.shape[dim] if index < 0 else index
-    if is_symbolic(index):
-        return call.builder.op("Gather", x, int64_array([index], ()), axis=dim)
-    return call.builder.gather(x, np.asarray(index, np.int64), dim)
+    return call.builder.op("Gather", x, int64_array([index], ()), axis=dim)
 
 
 def _concat(call: Call, tensors: Sequence[SymbolicTensor], dim: int = 0) -> SymbolicTensor:
