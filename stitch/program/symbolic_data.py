@@ -4,13 +4,13 @@ computed, and specialise the sizes, when they are read."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import numpy as np
 
 from stitch.program.contents import Array
-from stitch.program.symbolic_sizes import at_sizes, is_symbolic, same_shape
+from stitch.program.symbolic_sizes import is_symbolic, same_shape
 
 _SCALAR = np.zeros((), np.int64)
 _SCALAR.flags.writeable = False
@@ -63,10 +63,6 @@ class SymbolicData(_Unread):
     ) -> None:  # fmt: skip
         super().__init__(shape, dtype)
         self.elements = tuple(elements)
-
-    def at(self, sizes: Mapping[str, int]) -> Array:
-        """Return the array at some sizes."""
-        return np.array(at_sizes(self.elements, sizes), self.dtype).reshape(self.shape)
 
     def _read(self) -> Array:
         return np.array([int(e) for e in self.elements], self.dtype).reshape(self.shape)

@@ -176,6 +176,7 @@ def test_a_module_at_a_size_has_the_text_of_compiling_there() -> None:
 @pytest.mark.parametrize("name", ["BertModel", "LlamaForCausalLM", "GPT2Model"])
 def test_a_language_model_at_a_size_has_the_text_of_compiling_there(name: str) -> None:
     import transformers
+
     small = {
         "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 60,
         "use_cache": False, "max_position_embeddings": 64,

@@ -80,7 +80,7 @@ def _zeroed(b: ComputationGraphBuilder, s: Tensor, m: Tensor, v: Tensor) -> Tens
 
 def _zeroed_by_bool(b: ComputationGraphBuilder, s: Tensor, m: Tensor, v: Tensor) -> Tensor:
     kept = b.greater(m, -2.0)
-    hidden = b.equal(b.reduce_max(b.cast(kept, "int32"), -1, keepdims=True), 0)
+    hidden = b.op("Not", b.reduce_max(kept, -1, keepdims=True))
     return b.matmul(b.where(hidden, 0.0, b.softmax(b.where(kept, s, -math.inf))), v)
 
 

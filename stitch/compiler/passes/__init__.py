@@ -22,7 +22,7 @@ from stitch.compiler.passes.simplification import (
 
 __all__ = [
     "FOLD_GROWTH_NBYTES", "SAMPLE", "ConstantFolder", "axis_order", "chosen_operand",
-    "constant_digest", "constant_sample", "exchange", "fold_constants", "fold_transposes", "horizontal_fusion", "is_repeatable",
-    "keeps_order", "merge_common_subexpressions", "optimize_bodies", "remove_identities",
-    "sink_relu_below_max_pool", "transpose_products",
+    "constant_digest", "constant_sample", "exchange", "fold_constants", "fold_transposes",
+    "horizontal_fusion", "is_repeatable", "keeps_order", "merge_common_subexpressions",
+    "optimize_bodies", "remove_identities", "sink_relu_below_max_pool", "transpose_products",
 ]  # fmt: skip

@@ -176,38 +176,32 @@ def _behind(finder: _Finder, index: int) -> Attention | None:
 def _hidden_rows(finder: _Finder, weights: int) -> tuple[list[int], Mask | None]:
     """Return the operations that make weights 0 in rows that a mask hides, and this mask.
 
-    As Stitch's frontend of torch writes them: Where(max(mask) == -inf, 0, weights), or with
-    max(Cast(mask)) == 0 for a boolean mask; or as torch's exporter to ONNX does, without a mask:
-    Where(IsNaN(weights), 0, weights). The last operation is the Where.
+    As Stitch's frontend of torch writes them: Where(max(mask) == -inf, 0, weights), with Not(max(
+    mask)) for a boolean mask; or as torch's exporter to ONNX does, without a mask: Where(IsNaN(
+    weights), 0, weights). The last operation is the Where.
     """
     readers = finder.whole.readers.get(weights, set())
     wheres = [i for i in readers if finder.is_a(i, "Where")]
     if len(wheres) != 1:
         return [], None
     condition, zero, other = finder.operations[wheres[0]].inputs
-    index = finder.writer(condition, "Equal", "IsNaN")
+    index = finder.writer(condition, "Equal", "Not", "IsNaN")
     if other != weights or finder.number(zero) != 0.0 or index is None:
         return [], None
     if finder.operations[index].op == "IsNaN":
         is_same = finder.operations[index].inputs[0] == weights and readers == {index, *wheres}
         return ([index, *wheres], None) if is_same else ([], None)
-    most, lowest = finder.operations[index].inputs
+    most, *lowest = finder.operations[index].inputs
     largest = finder.writer(most, "ReduceMax")
-    if largest is None:
+    if largest is None or (lowest and finder.number(lowest[0]) != -math.inf):
         return [], None
     reduction = finder.operations[largest]
-    value = reduction.inputs[0]
+    mask = reduction.inputs[0]
     axes = reduction.inputs[1:] and finder.number(reduction.inputs[1])
-    is_row = axes in (-1, len(finder.type_of(value).shape) - 1)
+    is_row = axes in (-1, len(finder.type_of(mask).shape) - 1)
     if not is_row or reduction.attributes.get("keepdims", 1) != 1:
         return [], None
-    number, cast = finder.number(lowest), finder.writer(value, "Cast")
-    if number == -math.inf:
-        return wheres, Mask(value)
-    source = None if cast is None else finder.operations[cast].inputs[0]
-    if number == 0.0 and source is not None and finder.type_of(source).data_type is DataType.BOOL:
-        return wheres, Mask(source, -math.inf, is_filled_where=False)
-    return [], None
+    return wheres, Mask(mask) if lowest else Mask(mask, -math.inf, is_filled_where=False)
 
 
 def _before(finder: _Finder, one: Attention) -> bool:

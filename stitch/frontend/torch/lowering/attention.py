@@ -31,9 +31,9 @@ def _attention(
     weights = b.softmax(scores)
     if mask is not None:
         # From the mask, not from the scores: it is smaller, and often a constant.
+        most = b.reduce_max(mask, -1, keepdims=True)
         is_bool = mask.data_type is DataType.BOOL
-        openness = b.cast(mask, DataType.INT32) if is_bool else mask
-        hidden = b.equal(b.reduce_max(openness, -1, keepdims=True), 0 if is_bool else -math.inf)
+        hidden = b.op("Not", most) if is_bool else b.equal(most, -math.inf)
         weights = b.where(hidden, 0.0, weights)
     return b.matmul(weights, value)
 
