@@ -60,6 +60,17 @@ class Counted(nn.Module):  # type: ignore[misc]
         return x * 2, x.shape[0] * 2, x.shape[0] > 3
 
 
+class Compared(nn.Module):  # type: ignore[misc]
+    """torch.export checks no relation between two sizes."""
+
+    def __init__(self, condition: Any) -> None:
+        super().__init__()
+        self.condition = condition
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return x * 2 if self.condition(x.shape[0], y.shape[0]) else x + 1
+
+
 class Larger(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         return x * 2 if x.shape[0] > 4 else x
@@ -280,3 +291,36 @@ def test_sizes_that_a_decomposition_of_torch_fixes_are_guards() -> None:
     for height in (4, 9, 16):
         with pytest.raises(CompileError, match=r"compiled for sizes with (.|\n)*height // 2"):
             model(torch.randn(2, 3, height, 4))
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda b, n: b == n,
+        lambda b, n: b > n,
+        lambda b, n: b * n > 12,
+        lambda b, n: b * n <= 12 and n != 2 * b,
+        lambda b, n: max(b, n) == n,
+    ],
+)
+def test_relations_between_sizes_on_which_a_module_relies_are_guards(condition: Any) -> None:
+    module, y = Compared(condition), torch.zeros(5, 1)
+    shapes = {"x": {0: stitch.Dim("b", 2, 7)}, "y": {0: stitch.Dim("n", 2, 7)}}
+    model = stitch.compile(module, (torch.zeros(3, 1), y), dynamic_shapes=shapes)
+    sizes = [(b, n) for b in range(2, 8) for n in range(2, 8)]
+    others = [pair for pair in sizes if condition(*pair) != condition(3, 5)]
+    for b, n in others:
+        with pytest.raises(CompileError, match=r"for sizes with (.|\n)*test_torch_dynamic"):
+            model.at(b=b, n=n)
+    assert others and len(model.program.guards) <= 2
+
+
+def test_the_larger_of_two_sizes_is_a_size() -> None:
+    class Rows(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return torch.arange(9)[max(0, 9 - x.shape[0]) :]
+
+    shapes = {"x": {0: stitch.Dim("n", 2, 8)}}
+    model = stitch.compile(Rows(), (torch.zeros(5),), dynamic_shapes=shapes)
+    assert not model.program.guards
+    assert model(torch.zeros(4)).numpy().tolist() == [5, 6, 7, 8]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -241,19 +242,32 @@ class TorchSizes:
         number = expression.subs(at)
         return bool(number) if number.is_Boolean else int(number)
 
-    def assume_equations(self, guards: Sequence[Any]) -> None:
-        """Record the equations among guards of torch (of sympy).
+    def assume(self, guards: Sequence[Any]) -> None:
+        """Record the guards of torch that the bounds do not imply.
 
-        torch.export checks those of the module; its decompositions add others, unchecked.
+        torch.export checks a guard on one size while it captures the module; it does not check
+        relations between sizes, nor what its decompositions add.
         """
         for guard in guards:
-            if type(guard).__name__ != "Equality" or not guard.free_symbols <= self.names.keys():
-                continue
-            left, right = [self._expression(side) for side in guard.args]
-            if left is not None and right is not None:
-                self.sizes.decide(left, "==", right)
-            else:
-                for symbol in guard.free_symbols:
+            line = _line_of(guard.sloc)
+            self.sizes.locate = lambda line=line: line
+            self._assume(guard.expr)
+
+    def _assume(self, condition: Any) -> None:
+        """Record a condition (of sympy); one that has no equal here specialises its sizes."""
+        if not condition.free_symbols <= self.names.keys():
+            return
+        if type(condition).__name__ == "And":
+            for part in condition.args:
+                self._assume(part)
+            return
+        relation = getattr(condition, "rel_op", "")
+        sides = [self._expression(side) for side in condition.args] if relation else []
+        match sides[::-1] if relation.startswith(">") else sides:
+            case [Expression() as left, Expression() as right]:
+                self.sizes.decide(left, relation.replace(">", "<"), right)
+            case _:
+                for symbol in condition.free_symbols:
                     self.sizes.specialise(Expression.of_name(self.names[symbol]))
 
     def _expression(self, given: Any) -> Expression | None:
@@ -263,12 +277,18 @@ class TorchSizes:
         if given.is_Integer:
             return Expression.of_int(int(given))
         kind = type(given).__name__
-        if kind not in _COMBINE and not given.is_Pow:
+        if kind not in _COMBINE and kind not in _EXTREMES and not given.is_Pow:
             return None
-        parts = [self._expression(part) for part in given.args]
-        if any(part is None for part in parts):
+        parts = [part for part in map(self._expression, given.args) if part is not None]
+        if len(parts) < len(given.args):
             return None
-        one, *rest = [part for part in parts if part is not None]
+        if kind in _EXTREMES:
+            extreme = _EXTREMES[kind](parts, key=lambda part: part.at(self.sizes.hints))
+            for part in parts:
+                pair = (part, extreme) if kind == "Max" else (extreme, part)
+                self.sizes.decide(pair[0], "<=", pair[1])
+            return extreme
+        one, *rest = parts
         if given.is_Pow:
             power = rest[0].constant
             if power is None or not 1 <= power <= MOST_POWER:
@@ -277,6 +297,13 @@ class TorchSizes:
         for part in rest:
             one = _COMBINE[kind](one, part)
         return one
+
+
+def _line_of(location: Any) -> str:
+    """The line of the module on which a guard of torch relies, or the one of torch."""
+    frame = location.framework_loc
+    inner = f"{Path(frame.filename).name}:{frame.lineno}" if hasattr(frame, "lineno") else "torch"
+    return location.maybe_user_loc or inner
 
 
 def torch_sizes(program: Any, dynamic: DynamicArguments) -> TorchSizes:
@@ -314,8 +341,7 @@ def torch_sizes(program: Any, dynamic: DynamicArguments) -> TorchSizes:
         node.meta["val"].fake_mode.shape_env for node in user_nodes if node.name in axes
     ]
     if environments:
-        sizes.locate = lambda: "a decomposition of torch"
-        result.assume_equations([guard.expr for guard in environments[0].guards])
+        result.assume(environments[0].guards)
     return result
 
 
@@ -340,3 +366,5 @@ _COMBINE: Mapping[str, Callable[[Expression, Expression], Expression]] = {
     "CleanDiv": _quotient, "Mod": lambda a, b: a - _quotient(a, b) * b,
     "PythonMod": lambda a, b: a - _quotient(a, b) * b,
 }  # fmt: skip
+#: Which of several sizes an expression is, is decided by a guard.
+_EXTREMES: Mapping[str, Callable[..., Expression]] = {"Max": max, "Min": min}
