@@ -86,6 +86,18 @@ def test_choices_without_replacement_differ_and_have_weight() -> None:
     assert (chosen[:, 0] == 4).float().mean().item() == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_uniform_numbers_stay_below_their_bound_in_every_type(dtype: Any) -> None:
+    def function(x: Any) -> Any:
+        return torch.rand_like(x), torch.empty_like(x).uniform_(2, 3), x.clone().uniform_(5, 5)
+
+    torch.manual_seed(0)
+    drawn, between, alone = compiled(function)(torch.zeros(20_000, dtype=dtype))
+    assert drawn.min() >= 0 and 0.99 < drawn.max() < 1
+    assert between.min() >= 2 and 2.97 < between.max() < 3
+    assert bool((alone == 5).all())
+
+
 def test_errors_of_torch_compile_do_not_advise_eval() -> None:
     with pytest.raises(Exception, match="poisson") as caught:
         compiled(torch.poisson)(torch.rand(3))

@@ -82,7 +82,14 @@ def _dropout(
 def _uniform_between(
     call: Call, key: SymbolicTensor, number: int, low: float = 0.0, high: float = 1.0
 ) -> SymbolicTensor:
-    return call.cast(_scaled(call, _uniform(call, key, number, call.shape), low, high - low))
+    """Numbers in [low, high), also after rounding to the type of the result."""
+    drawn = _scaled(call, _uniform(call, key, number, call.shape), low, high - low)
+    wide = call.data_type in (DataType.FLOAT32, DataType.FLOAT64)
+    if not wide or (low, high) != (0.0, 1.0):
+        kind = (DataType.FLOAT32 if wide else call.data_type).dtype.type
+        most = np.nextafter(kind(high), kind(low))
+        drawn = call.builder.op("Min", drawn, np.float32(most))
+    return call.cast(drawn)
 
 
 def _scaled(call: Call, drawn: SymbolicTensor, start: Value, width: Value) -> SymbolicTensor:
