@@ -324,3 +324,12 @@ def test_the_larger_of_two_sizes_is_a_size() -> None:
     model = stitch.compile(Rows(), (torch.zeros(5),), dynamic_shapes=shapes)
     assert not model.program.guards
     assert model(torch.zeros(4)).numpy().tolist() == [5, 6, 7, 8]
+
+
+def test_a_number_that_depends_on_data_is_refused_with_its_operator() -> None:
+    class Counts(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return torch.bincount((x > 0).long(), minlength=5)[:2]
+
+    with pytest.raises(CompileError, match=r"computed from sizes or data; got .*built-in function"):
+        stitch.compile(Counts(), (torch.ones(8),), dynamic_shapes=[{0: BATCH}])

@@ -24,6 +24,7 @@ from stitch.frontend.torch.refused_nodes import (
     RefusedNodes,
     briefly,
     location_of,
+    name_of,
     operator_of,
 )
 from stitch.frontend.torch.symbolic_export import TorchSizes
@@ -281,7 +282,7 @@ class _Walk:
         operands = torch.fx.node.map_arg(node.args, self.value)
         is_python = getattr(compute, "__module__", "") in ("_operator", "math", "builtins")
         if not is_python or any(isinstance(operand, Unreadable) for operand in operands):
-            raise CompileError("a number is computed from sizes or data", got=operator_of(node))
+            raise CompileError("a number is computed from sizes or data", got=name_of(node))
         return compute(*operands)
 
     def _unreadable(self, operands: Sequence[Any]) -> Unreadable | None:
