@@ -3,6 +3,7 @@ all sizes; `generate()` with a cache that grows compiles nothing for a further t
 
 from __future__ import annotations
 
+import gc
 import linecache
 import random
 import threading
@@ -14,6 +15,7 @@ import transformers as tr
 
 from stitch.compiler import dynamic_program, pass_cache
 from stitch.compiler.compile_graph import prepare_graph
+from stitch.program import Space
 from stitch.torch import explain
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
@@ -120,6 +122,26 @@ def test_passes_run_once_for_sizes_on_which_a_mask_depends(monkeypatch: Any) -> 
             assert_same(run(x), function(x))
             counts.append(len(calls))
     assert len(set(counts)) == 1
+
+
+def test_a_graph_does_not_keep_the_results_of_another_that_it_was_given() -> None:
+    def add(x: Any) -> Any:
+        return x + 1
+
+    def double(x: Any) -> Any:
+        return x * 2
+
+    first, second, device = compiled(add), compiled(double), storage_of().device
+
+    def used() -> int:
+        gc.collect()
+        return device.memory_use()[Space.HOST].used_nbytes
+
+    before, x = used(), torch.ones(300, 200)
+    with torch.no_grad():
+        for _ in range(2):
+            assert_same(second(first(x)), (x + 1) * 2)
+    assert used() - before < x.nbytes
 
 
 def test_what_no_named_size_expresses_is_that_of_each_size() -> None:

@@ -310,14 +310,18 @@ class ProgramArguments:
     """Converts the arguments of one program, call by call; callers hold the device's lock."""
 
     __slots__ = (
-        "_addresses", "_all", "_generation", "_moving", "_pick", "_static", "_storage", "_values",
-        "stay",
+        "_addresses", "_all", "_generation", "_moving", "_passing", "_pick", "_static", "_storage",
+        "_values", "stay",
     )  # fmt: skip
 
     def __init__(self, storage: SharedStorage, slots: Iterable[ArgumentSlot]) -> None:
         self._storage, self._all = storage, list(enumerate(slots))
-        #: The device tensors of the last call; None for an array, which is not kept.
+        #: The lent tensors of the last call, and all device tensors of one that has begun; None for
+        #: an array.
         self._values: list[Tensor | None] = [None] * len(self._all)
+        #: The numbers of the device tensors of the last call that are not lent, such as another
+        #: program's results: they are not kept.
+        self._passing: list[int] = []
         #: Whether all device tensors are lent and the same as in the call before.
         self.stay = False
         self._generation = storage.generation
@@ -339,7 +343,8 @@ class ProgramArguments:
         if storage.calls % CALLS_BETWEEN_CLEANUPS == 0:
             storage.clean_up()
         arrays: list[Array] = []
-        stay = True
+        stay = not self._passing
+        self._passing = passing = []
         if self._generation != storage.generation:
             for _, slot in self._all:
                 slot.lent = None
@@ -371,9 +376,10 @@ class ProgramArguments:
                 stay &= before is None
                 values[number] = None
                 continue
-            # Tensors that are not lent, such as another program's results, never stay.
             stay = False
             values[number] = one
+            if one is not slot.lent:
+                passing.append(number)
         self.stay = stay
         if self._addresses is None and all(
             slot.lent is not None and slot.lent is values[number] for number, slot in self._static
@@ -387,6 +393,8 @@ class ProgramArguments:
         rest = iter(arrays)
         values = [next(rest) if value is None else value for value in self._values]
         values.extend(rest)
+        for number in self._passing:
+            self._values[number] = None
         return values
 
 
