@@ -137,3 +137,15 @@ def test_work_on_inputs_at_other_places_is_not_planned_anew(seed: int) -> None:
         assert plans == [1, 0, 0, 0, 0, 0], (plans, bindings)
         device.make_room()
         assert {s: u.used_nbytes for s, u in device.memory_use().items()} == used
+
+
+def test_a_plan_knows_the_slots_and_constants_of_other_programs_as_a_few_buffers() -> None:
+    counts: list[int] = []
+    x = np.ones(SHAPE, np.float32)
+    with stitch.open_device("host") as device:
+        device.on_plan(lambda plan: counts.append(len(plan.request.buffers)))
+        programs = []
+        for number in range(12):
+            programs.append(device.load(scaled(f"p{number}", 2.0 + number, SHAPE, target="host")))
+            one(programs[-1](x)).numpy()
+    assert counts[-1] == counts[2]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from stitch.memory import LENT_ADDRESSES
 from stitch.planner import Buffer, Instance, Plan, Resident, after_steps
 from stitch.program import Space, TensorDesc
 from stitch.runtime.values.state import BufferRecord, ConstantRecord, OutputSlots, ValueRecord
@@ -229,8 +230,20 @@ class MemorySnapshot:
             if (spaces is None or place[0] in spaces)
             and not (buffer.is_spare and all(slots in without for slots in buffer.slot_sets))
         }
-        for _, buffer in sorted(present.items(), key=lambda b: (b[0][0].value, b[0][1])):
-            self._number(buffer)
+        reserved: list[tuple[BufferRecord, int]] = []
+        for (space, address), buffer in sorted(
+            present.items(), key=lambda b: (b[0][0].value, b[0][1])
+        ):
+            if not self._is_reserved(buffer):
+                self._number(buffer)
+                continue
+            end = address + buffer.size_per_bank
+            if reserved and reserved[-1][1] == address and reserved[-1][0].space is space:
+                reserved[-1] = reserved[-1][0], end
+            else:
+                reserved.append((buffer, end))
+        for buffer, end in reserved:
+            self._reserve(buffer, end)
         known = {value for _, value in of_tasks}
         users = dict.fromkeys([u for b in present.values() for u in b.users])
         if spaces is not None:
@@ -254,6 +267,25 @@ class MemorySnapshot:
             )
             for number, value in (*of_tasks, *self.bystanders.items())
         ]  # fmt: skip
+
+    def _is_reserved(self, buffer: BufferRecord) -> bool:
+        """Whether a plan must keep off a buffer, and does nothing else with it."""
+        users, address = buffer.users, buffer.address
+        return (
+            (not users or (self._constants_stay and users[0].is_constant))
+            and address is not None and address < LENT_ADDRESSES
+            and id(buffer) not in self._numbers
+        )  # fmt: skip
+
+    def _reserve(self, first: BufferRecord, end: int) -> None:
+        """Let one buffer stand for adjacent ones, such as the slots and constants of many
+        programs."""
+        address = first.address
+        assert address is not None
+        number, nbytes = len(self.buffers), end - address
+        self.buffers.append(
+            Buffer(number, first.space, address, nbytes, first.desc, first.origin, True)
+        )
 
     def _number(self, buffer: BufferRecord) -> int:
         number = self._numbers.get(id(buffer))
