@@ -159,6 +159,28 @@ def test_arithmetic_of_shapes_stays_free(name: str) -> None:
         check(proto, dynamic, case[0], session, {"batch": batch, "length": length})
 
 
+def test_large_constants_that_are_equal_at_one_size_are_told_apart_at_others() -> None:
+    # Of 20 flags those in the middle differ, unless batch is 10 or 12. Their copies are folded
+    # while they are small; beyond that operations read the flags.
+    case: Case = (
+        {"x": ["batch", "length"]},
+        [
+            SHAPE, FIRST, node("Gather", ["s", "one"], ["k"]),
+            node("Unsqueeze", ["k", "axis"], ["times"]), node("Less", ["range", "n"], ["a"]),
+            *[node("Cast", [name], [f"{name}_f"], to=FLOAT) for name in "acb"],
+            *[node("Tile", [f"{name}_f", "times"], [f"{name}_t"]) for name in "acb"],
+            node("Sub", ["a_t", "b_t"], ["d"]), node("Mul", ["d", "c_t"], ["e"]),
+            node("ReduceMax", ["x"], ["top"], keepdims=0), node("Add", ["e", "top"], ["y"]),
+        ],
+        {"zero": scalar(0), "one": scalar(1), "axis": whole(0),
+         "range": np.arange(20), "b": np.arange(20) < 10, "c": np.arange(20) < 12},
+    )  # fmt: skip
+    proto, axes = made(case), {"batch": BATCH, "length": stitch.Dim("length", 1, 20_000)}
+    dynamic, session = stitch.compile(proto, dynamic_shapes=axes), session_of(proto)
+    for batch, length in ((9, 3), (10, 3), (11, 3), (10, 20_000), (11, 20_000)):
+        check(proto, dynamic, case[0], session, {"batch": batch, "length": length})
+
+
 def test_axes_may_be_named_by_input_and_reach_all_axes_of_their_dimension(tmp_path: Path) -> None:
     case = CASES["two inputs and a causal mask"]
     proto = made(case)
