@@ -201,3 +201,30 @@ def test_all_parameters_without_gradients_are_named() -> None:
     model = stitch.torch.compile(module, optimizer=optimizer, target="host")
     with pytest.raises(CompileError, match=r"still\.weight, still\.bias"):
         nn.CrossEntropyLoss()(model(torch.ones(2, 3)), torch.tensor([0, 1])).backward()
+
+
+class WritesWithout(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Writes without gradients to a tensor that has some: torch keeps those, with new elements."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Any:
+        h = self.first(x)
+        g = h * 2
+        if self.way == "detach":
+            g.detach()[0].mul_(3)
+        else:
+            with torch.no_grad():
+                g.chunk(2)[0].mul_(3)
+        return self.last(g * h)
+
+
+@pytest.mark.parametrize("way", ["detach", "no_grad"])
+def test_writes_without_gradients_to_a_tensor_that_has_some_are_refused(way: str) -> None:
+    module = WritesWithout(way)
+    model = stitch.torch.compile(module, optimizer=torch.optim.SGD(module.parameters(), 0.1))
+    with pytest.raises(CompileError, match="writes to a tensor with gradients without them"):
+        nn.CrossEntropyLoss()(model(torch.ones(4, 3)), torch.tensor([0, 1, 2, 0]))

@@ -7,12 +7,13 @@ import functools
 import inspect
 import io
 import logging
+import operator
 import os
 import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -29,7 +30,7 @@ from stitch.frontend.torch.aten_call import check_dense, torch_type_of
 from stitch.frontend.torch.decompositions import EXPORTED_DECOMPOSITIONS, or_whole
 from stitch.frontend.torch.lowering import KEPT_WHOLE
 from stitch.frontend.torch.plain_values import Arguments, with_plain_values
-from stitch.frontend.torch.refused_nodes import failure_location, location_of
+from stitch.frontend.torch.refused_nodes import failure_location, location_of, name_of
 from stitch.frontend.torch.symbolic_export import DynamicArguments, dynamic_arguments
 from stitch.frontend.torch.tensor_bytes import tensor_on
 from stitch.frontend.torch.torch_internals import (
@@ -326,6 +327,7 @@ def _operands_detached(program: Any) -> Iterator[None]:
                     raise CompileError(f"{node.target} cannot be trained", where=location_of(node),
                                        remedy=remedy)  # fmt: skip
                 dependent.add(node)
+        _refuse_detached_writes(program.graph_module, dependent, {})
         yield
     finally:
         for node in detached:
@@ -333,6 +335,42 @@ def _operands_detached(program: Any) -> Iterator[None]:
         for node in added:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _refuse_detached_writes(
+    module: Any, dependent: Collection[Any], operands: Mapping[Any, Any]
+) -> None:
+    """Refuse writes to a tensor with gradients by an alias without: torch changes the elements and
+    keeps the gradient, a program would lose it. `operands` are those of placeholders of a part
+    under `torch.no_grad`."""
+    for node in module.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.target is _SETS_GRAD and not node.args[0]:
+            part = getattr(module, node.args[1].target)
+            inner = [n for n in part.graph.nodes if n.op == "placeholder"]
+            bases = [_base_of(operand, operands)[0] for operand in node.args[2:]]
+            _refuse_detached_writes(part, dependent, dict(zip(inner, bases, strict=True)))
+        elif schema is not None and schema.is_mutable and schema.arguments[0].is_write:
+            base, is_detached = _base_of(node.args[0], operands)
+            if is_detached and base in dependent:
+                raise CompileError(
+                    "forward writes to a tensor with gradients without them (under torch.no_grad, "
+                    "or by detach)", where=location_of(node), got=name_of(node),
+                    remedy="x = x + (y - x).detach(), where y is what it writes",
+                )  # fmt: skip
+
+
+def _base_of(node: Any, operands: Mapping[Any, Any]) -> tuple[Any, bool]:
+    """The tensor of which a node is an alias, and whether gradients stop between them."""
+    is_detached = False
+    while node not in operands:
+        schema = getattr(node.target, "_schema", None)
+        is_view = schema is not None and schema.arguments and schema.arguments[0].alias_info
+        if not is_view and node.target is not operator.getitem:
+            return node, is_detached
+        is_detached |= node.target is _DETACHED
+        node = node.args[0]
+    return operands[node], True
 
 
 def _all_nodes(program: Any) -> list[Any]:
