@@ -22,6 +22,9 @@ MAX_FORMS, MAX_LISTS = 1 << 13, 64
 #: Constant operands of at most so many bytes are equal by their elements, others by identity.
 COMPARED_NBYTES = 256
 
+#: Domains whose operators stay as they are: ONNX's and Stitch's.
+OWN_DOMAINS = ("", "stitch")
+
 Fact = TypeVar("Fact")
 
 
@@ -84,7 +87,7 @@ def operation_forms(
     """Return the facts of each operation of a program or body, shared by all operations of its
     form: of equal operator, attributes, types of operands and results, and constant operands.
 
-    An operation with a body has its own.
+    An operation with a body has its own, and one of a plugin, which may be registered again.
     """
     number = _numbers.of
     numbers = [number(value.type) for value in values]
@@ -102,7 +105,7 @@ def operation_forms(
         form = _forms.get(key)
         if form is None:
             form = Facts()
-            if operation.body == ABSENT:
+            if operation.body == ABSENT and operation.domain in OWN_DOMAINS:
                 form = _forms.setdefault(key, form)
                 _drop_oldest(_forms, MAX_FORMS)
         forms.append(form)

@@ -227,7 +227,7 @@ def test_importing_stitch_and_computing_with_numpy_loads_neither_package() -> No
 def test_a_binding_runs_through_public_methods_alone() -> None:
     prepared: Any = OnnxRuntimeExecutor().prepare(program_of(linear), MACHINE)
     (call,) = prepared.calls.values()
-    held = call.bind.args[-1]
+    held = call.bind.args[0].session
     session = held.session
     binding = session.io_binding()
     x, y = integers((4, 64)), np.zeros((4, 32), np.float32)

@@ -71,7 +71,8 @@ def fields_of(table: str) -> set[str]:
 
 
 def test_the_schema_holds_every_field_of_a_program() -> None:
-    assert {field.name for field in fields(Program)} == fields_of("Program")
+    named = {field.name for field in fields(Program) if field.init}
+    assert named == fields_of("Program")
     assert set(Operation.__slots__) == fields_of("Operation")
     assert set(Value.__slots__) == fields_of("Value")
     tile = {"tile_rows", "tile_columns"}
