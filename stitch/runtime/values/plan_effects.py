@@ -230,7 +230,9 @@ class MemorySnapshot:
             if (spaces is None or place[0] in spaces)
             and not (buffer.is_spare and all(slots in without for slots in buffer.slot_sets))
         }
-        reserved: list[tuple[BufferRecord, int]] = []
+        #: Adjacent buffers, such as the slots and constants of many programs: the first, its
+        #: address, and where the last one ends. One buffer stands for them.
+        reserved: list[tuple[BufferRecord, int, int]] = []
         for (space, address), buffer in sorted(
             present.items(), key=lambda b: (b[0][0].value, b[0][1])
         ):
@@ -238,12 +240,14 @@ class MemorySnapshot:
                 self._number(buffer)
                 continue
             end = address + buffer.size_per_bank
-            if reserved and reserved[-1][1] == address and reserved[-1][0].space is space:
-                reserved[-1] = reserved[-1][0], end
+            first, start, last = reserved[-1] if reserved else (buffer, address, -1)
+            if last == address and first.space is space:
+                reserved[-1] = first, start, end
             else:
-                reserved.append((buffer, end))
-        for buffer, end in reserved:
-            self._reserve(buffer, end)
+                reserved.append((buffer, address, end))
+        for first, start, end in reserved:
+            what = (first.space, start, end - start, first.desc, first.origin)
+            self.buffers.append(Buffer(len(self.buffers), *what, pinned=True))
         known = {value for _, value in of_tasks}
         users = dict.fromkeys([u for b in present.values() for u in b.users])
         if spaces is not None:
@@ -276,16 +280,6 @@ class MemorySnapshot:
             and address is not None and address < LENT_ADDRESSES
             and id(buffer) not in self._numbers
         )  # fmt: skip
-
-    def _reserve(self, first: BufferRecord, end: int) -> None:
-        """Let one buffer stand for adjacent ones, such as the slots and constants of many
-        programs."""
-        address = first.address
-        assert address is not None
-        number, nbytes = len(self.buffers), end - address
-        self.buffers.append(
-            Buffer(number, first.space, address, nbytes, first.desc, first.origin, True)
-        )
 
     def _number(self, buffer: BufferRecord) -> int:
         number = self._numbers.get(id(buffer))
