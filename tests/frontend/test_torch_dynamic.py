@@ -183,6 +183,16 @@ def test_a_module_at_a_size_has_the_text_of_compiling_there() -> None:
     same_texts(Positions(), lambda b, n: torch.zeros(b, n, 4), {0: BATCH, 1: LENGTH}, *sizes)
 
 
+def test_ranges_of_equal_and_of_other_sizes_are_told_apart() -> None:
+    class Ranges(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            rows, columns = torch.arange(x.shape[0]), torch.arange(x.shape[1])
+            three, four = torch.arange(3), torch.arange(4)
+            return x + rows[:, None] * 10 + columns, three[:, None] * four
+
+    same_texts(Ranges(), torch.zeros, {0: BATCH, 1: LENGTH}, (3, 5), (4, 4), (3, 4), (4, 3))
+
+
 @pytest.mark.campaign("dynamic_sizes")
 @pytest.mark.parametrize("name", ["BertModel", "LlamaForCausalLM", "GPT2Model"])
 def test_a_language_model_at_a_size_has_the_text_of_compiling_there(name: str) -> None:
