@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.errors import CompileError
-from stitch.linker import choose_scratch, pack_scratch, place_intermediates
+from stitch.linker import ScratchPacker, choose_scratch, pack_scratch, place_intermediates
 from stitch.machine import load_machine
 from stitch.program import DataType, Operation, Scratch, Space, Value, ValueType
 
@@ -89,6 +89,18 @@ def test_no_operation_writes_over_what_a_later_one_reads(
     sizes = [len(_granules(0, values[v])) * 64 for v in plan.offsets]
     assert max(sizes) <= plan.nbytes <= sum(sizes)
     assert all(offset % 64 == 0 for offset in plan.offsets.values())
+
+
+@given(_programs(), st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_packer_packs_other_shapes_as_a_new_one_does(
+    program: tuple[list[Value], list[Operation]], data: st.DataObject
+) -> None:
+    values, operations = program
+    packer = ScratchPacker(operations, placed={0, 1})
+    for _ in range(4):
+        values = [_value(v.name, data.draw(st.sampled_from([1, 20, 90]))) for v in values]
+        assert packer.pack(values) == pack_scratch(values, operations, placed={0, 1})
 
 
 def _granules(offset: int, value: Value) -> range:
