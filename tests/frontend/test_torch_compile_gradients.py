@@ -129,6 +129,12 @@ CASES: dict[str, Case] = {
         ),
         (_r(2, 2, 5, 4), _r(2, 2, 5, 4), _r(2, 2, 5, 4)),
     ),
+    "attention, rows that see no key": (
+        lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, attn_mask=torch.arange(5)[:, None] > torch.arange(5)
+        ),
+        (_r(2, 2, 5, 4), _r(2, 2, 5, 4), _r(2, 2, 5, 4)),
+    ),
     "attention, heads in groups": (
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True, is_causal=True),
         (_r(2, 4, 5, 4), _r(2, 2, 5, 4), _r(2, 2, 5, 4)),

@@ -75,7 +75,8 @@ LOWEST = np.full((QUERIES, KEYS), np.finfo(np.float32).min, np.float32)
 def _zeroed(b: ComputationGraphBuilder, s: Tensor, m: Tensor, v: Tensor) -> Tensor:
     """As the frontend of torch writes it: the second query sees no key of the mask."""
     hidden = b.equal(b.reduce_max(m, -1, keepdims=True), -math.inf)
-    return b.matmul(b.where(hidden, 0.0, b.softmax(b.add(s, m))), v)
+    opened = b.where(hidden, 0.0, m)
+    return b.matmul(b.where(hidden, 0.0, b.softmax(b.add(s, opened))), v)
 
 
 def _zeroed_by_bool(b: ComputationGraphBuilder, s: Tensor, m: Tensor, v: Tensor) -> Tensor:

@@ -125,6 +125,33 @@ def test_fifty_steps_equal_those_of_torch(
     )
 
 
+class Masked(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Attention whose first row sees no key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 12)
+        self.register_buffer("mask", torch.full((5, 5), -torch.inf).triu())
+
+    def forward(self, x: Any) -> Any:
+        heads = self.project(x).chunk(3, -1)
+        return nn.functional.scaled_dot_product_attention(*heads, self.mask).mean(1)
+
+
+def test_rows_of_attention_that_see_no_key_have_gradients_of_zero() -> None:
+    module = made(Masked)
+    x, y = torch.randn(3, 5, 4), torch.randint(0, 4, (3,))
+    loss, optimizer = stitch.losses.CrossEntropyLoss(), stitch.SGD(lr=0.5)
+    model = stitch.compile(module, (x,), target="host", optimizer=optimizer, loss=loss)
+    stepped = torch.optim.SGD(module.parameters(), lr=0.5)
+    for _ in range(2):
+        expected = nn.functional.cross_entropy(module(x), y)
+        expected.backward()
+        stepped.step()
+        stepped.zero_grad()
+        assert step(model, x, y) == pytest.approx(expected.item(), abs=1e-5)
+
+
 def test_compiling_leaves_the_module_as_it_was() -> None:
     module = made(Convolutional)
     module.norm.eval()

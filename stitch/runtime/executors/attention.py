@@ -227,7 +227,21 @@ def _before(finder: _Finder, one: Attention) -> bool:
         if masked is None or finder.type_of(masked[1].value).shape[-1:] != one.shape[-1:]:
             return False
         value = masked[0]
-        one.masks.append(masked[1])
+        one.masks.append(_unopened(finder, one, masked[1]))
+
+
+def _unopened(finder: _Finder, one: Attention, mask: Mask) -> Mask:
+    """Return a mask as it was before its rows that hide all keys were made 0, if they were.
+
+    Gradients need that; the operator makes the rows 0 itself.
+    """
+    index = finder.writer(mask.value, "Where")
+    if one.hiding is None or index is None or mask.fill is not None:
+        return mask
+    condition, zero, masking = finder.operations[index].inputs
+    is_hidden = finder.operations[one.operations[1]].inputs[0] == condition
+    is_opened = is_hidden and masking == one.hiding.value and finder.number(zero) == 0.0
+    return one.hiding if is_opened else mask
 
 
 def _mask(finder: _Finder, operation: Operation, value: int) -> tuple[int, Mask] | None:

@@ -26,14 +26,16 @@ def _attention(
     b = call.builder
     if enable_gqa:
         key, value = (_repeated(call, x, query.shape[-3]) for x in (key, value))
-    mask = None if attn_mask is None else _mask(call, attn_mask, query)
+    mask = hidden = None
+    if attn_mask is not None:
+        mask = _mask(call, attn_mask, query)
+        hidden = _hidden(call, mask)
+        if mask.data_type is not DataType.BOOL:
+            # Weights of a row of -inf are NaN, which the gradient of Add hands to queries and keys.
+            mask = b.where(hidden, 0.0, mask)
     scores = _scores(call, b.mul(query, _factor(query, scale)), key, mask, is_causal)
     weights = b.softmax(scores)
-    if mask is not None:
-        # From the mask, not from the scores: it is smaller, and often a constant.
-        most = b.reduce_max(mask, -1, keepdims=True)
-        is_bool = mask.data_type is DataType.BOOL
-        hidden = b.op("Not", most) if is_bool else b.equal(most, -math.inf)
+    if hidden is not None:
         weights = b.where(hidden, 0.0, weights)
     return b.matmul(weights, value)
 
@@ -42,6 +44,16 @@ def _mask(call: Call, mask: SymbolicTensor, scores: SymbolicTensor) -> SymbolicT
     """A boolean mask as it is, any other one in the type of the scores."""
     is_bool = mask.data_type is DataType.BOOL
     return mask if is_bool else call.builder.cast(mask, scores.data_type)
+
+
+def _hidden(call: Call, mask: SymbolicTensor) -> SymbolicTensor:
+    """Which rows of a mask hide all keys.
+
+    From the mask, not from the scores: it is smaller, and often a constant.
+    """
+    most = call.builder.reduce_max(mask, -1, keepdims=True)
+    is_bool = mask.data_type is DataType.BOOL
+    return call.builder.op("Not", most) if is_bool else call.builder.equal(most, -math.inf)
 
 
 def _repeated(call: Call, x: SymbolicTensor, heads: int) -> SymbolicTensor:
@@ -93,7 +105,10 @@ def _kernel(
     b = call.builder
     mask = None if attn_mask is None else _mask(call, attn_mask, query)
     scores = _scores(call, b.mul(query, _factor(query, scale)), key, mask, is_causal)
-    return b.matmul(b.softmax(scores), value), b.reduce("log_sum_exp", scores, -1, False)
+    weights = b.softmax(scores)
+    if mask is not None:
+        weights = b.where(_hidden(call, mask), 0.0, weights)
+    return b.matmul(weights, value), b.reduce("log_sum_exp", scores, -1, False)
 
 
 @rounded_once
@@ -110,6 +125,8 @@ def _kernel_backward(
     mask = None if attn_mask is None else _mask(call, attn_mask, query)
     scores = _scores(call, scaled, key, mask, is_causal)
     weights = b.exp(b.sub(scores, b.unsqueeze(log_sums, -1)))
+    if mask is not None:
+        weights = b.where(_hidden(call, mask), 0.0, weights)
     of_value = b.matmul(b.swapaxes(weights, -1, -2), grad)
     of_weights = b.matmul(grad, b.swapaxes(value, -1, -2))
     row_sums = b.reduce_sum(b.mul(grad, result), -1, keepdims=True)
