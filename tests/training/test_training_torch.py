@@ -128,14 +128,16 @@ def test_fifty_steps_equal_those_of_torch(
 class Masked(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Attention whose first row sees no key."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.project = nn.Linear(4, 12)
         self.register_buffer("mask", torch.full((5, 5), -torch.inf).triu())
 
     def forward(self, x: Any) -> Any:
         heads = self.project(x).chunk(3, -1)
-        return nn.functional.scaled_dot_product_attention(*heads, self.mask).mean(1)
+        dropout = self.dropout if self.training else 0.0
+        return nn.functional.scaled_dot_product_attention(*heads, self.mask, dropout).mean(1)
 
 
 def test_rows_of_attention_that_see_no_key_have_gradients_of_zero() -> None:
@@ -276,6 +278,14 @@ def test_the_key_advances_so_that_the_same_weights_and_batch_give_other_losses()
     np.testing.assert_array_equal(kept[0], kept[1])
     module.eval()
     np.testing.assert_allclose(kept[0], module(x).detach().numpy(), atol=1e-5)
+
+
+def test_attention_draws_anew_at_every_step() -> None:
+    x, y = torch.randn(3, 5, 4), torch.randint(0, 4, (3,))
+    loss, optimizer = stitch.losses.CrossEntropyLoss(), stitch.SGD(lr=1e-4)
+    model = stitch.compile(made(Masked, dropout=0.4), (x,), optimizer=optimizer, loss=loss)
+    losses = {step(model, x, y) for _ in range(5)}
+    assert len(losses) == 5 and np.isfinite([*losses]).all()
 
 
 def test_a_run_with_dropout_goes_on_elsewhere_with_the_same_masks() -> None:

@@ -75,6 +75,24 @@ def _encoder_layer(
     return normalize(x + feed_forward(x), 1)
 
 
+def _attention_with_dropout(
+    query: Any, key: Any, value: Any, mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, **options: Any,
+) -> Any:  # fmt: skip
+    """Attention that draws random numbers, by torch's composition; others stay whole."""
+    if not dropout_p:
+        return NotImplemented
+    hidden = None
+    if mask is not None:
+        # The composition has NaN for gradients of rows that hide all keys.
+        hides = ~mask if mask.dtype is torch.bool else mask == -math.inf
+        hidden = hides.all(-1, keepdim=True)
+        mask = mask.masked_fill(hidden, mask.dtype is torch.bool)
+    attend = aten._scaled_dot_product_attention_math.default
+    result = attend(query, key, value, mask, dropout_p, is_causal, **options)[0]
+    return result if hidden is None else result.masked_fill(hidden, 0.0)
+
+
 #: torch's number of the reduction of an embedding bag by its maximum, which stays whole.
 _MAXIMUM, _MEAN = 2, 1
 
@@ -138,6 +156,7 @@ EXPORTED_DECOMPOSITIONS = {
     **get_decompositions((aten.adaptive_max_pool2d, aten.adaptive_max_pool3d)),
     aten._embedding_bag.default: _embedding_bag,
     aten._embedding_bag_forward_only.default: _embedding_bag,
+    aten.scaled_dot_product_attention.default: _attention_with_dropout,
 }
 
 
