@@ -154,6 +154,26 @@ def test_rows_of_attention_that_see_no_key_have_gradients_of_zero() -> None:
         assert step(model, x, y) == pytest.approx(expected.item(), abs=1e-5)
 
 
+class Unread(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """A module that leaves its second argument out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Any, lengths: Any) -> Any:
+        return self.layer(x)
+
+
+def test_arguments_that_forward_does_not_read_are_passed_all_the_same() -> None:
+    x, lengths, y = torch.randn(6, 4), torch.arange(6), torch.randint(0, 3, (6,))
+    loss, optimizer = stitch.losses.CrossEntropyLoss(), stitch.SGD(lr=0.1)
+    module = made(Unread)
+    model = stitch.compile(module, (x, lengths), loss=loss, optimizer=optimizer)
+    expected = nn.functional.cross_entropy(module(x, lengths), y)
+    assert loss(model(x, lengths), y).item() == pytest.approx(expected.item(), abs=1e-5)
+
+
 def test_compiling_leaves_the_module_as_it_was() -> None:
     module = made(Convolutional)
     module.norm.eval()

@@ -117,9 +117,9 @@ class _Capture:
             bindings[node.name] = cache(partial(self._input, spec, node))
         # Inputs have the order of the module's arguments, not that of their first use.
         for spec, node in zip(specs, nodes, strict=True):
-            is_read = spec.kind is _INPUT.USER_INPUT and node.users
+            is_argument = spec.kind is _INPUT.USER_INPUT
             # A buffer that forward writes is a state, also if nothing reads it.
-            if is_read or (self._outputs_changes and spec.target in self.changed_buffers):
+            if is_argument or (self._outputs_changes and spec.target in self.changed_buffers):
                 bindings[node.name]()
         if self._outputs_changes:
             self._stop_gradients(nodes)
