@@ -142,7 +142,7 @@ class DynamicModel:
         """Run the static model of the arguments' shapes.
 
         Raises:
-            UsageError: Two arguments disagree about a size, an argument has too few axes, or a
+            UsageError: Two arguments disagree about a size, an argument has another rank, or a
                 size is out of bounds.
             CompileError: A guard does not hold at these sizes.
         """
@@ -167,18 +167,18 @@ class DynamicModel:
         """Return the sizes that shapes of inputs have, some of them if inputs are left out.
 
         Raises:
-            UsageError: Two shapes disagree about a size, or one has too few axes.
+            UsageError: Two shapes disagree about a size, or one has another rank.
         """
         graph = self.program.graph
+        types = {slot.name: graph.input_type(i) for i, slot in enumerate(graph.inputs)}
         found: dict[str, tuple[int, str]] = {}
         for name, axis, dim in self.program.sizes.sources:
             if name not in shapes:
                 continue
             shape, where = shapes[name], f"{name}.shape[{axis}]"
-            if axis >= len(shape):
-                index = [slot.name for slot in graph.inputs].index(name)
-                raise UsageError(f"input {name!r} has too few axes for size {dim!r}",
-                                 expected=type_text(graph.input_type(index)),
+            if len(shape) != len(types[name].shape):
+                raise UsageError(f"input {name!r} has another number of axes",
+                                 expected=type_text(types[name]),
                                  got=str(list(shape)))  # fmt: skip
             size, first = found.setdefault(dim, (shape[axis], where))
             if size != shape[axis]:

@@ -340,7 +340,8 @@ def test_a_broken_guard_names_the_line_that_relied_on_it(kind: str) -> None:
 
 BAD_CALLS: list[tuple[Sequence[tuple[int, ...]], str]] = [
     ([(3, 5), (4, 5)], r"disagree about size 'batch'"), ([(41, 5), (41, 5)], "out of bounds"),
-    ([(0, 5), (0, 5)], "out of bounds"), ([(), (3, 5)], "too few axes"), ([(3, 5)], "missing: y"),
+    ([(0, 5), (0, 5)], "out of bounds"), ([(), (3, 5)], "number of axes"), ([(3, 5)], "missing: y"),
+    ([(1, 3, 5), (3, 5)], "'x' has another number of axes"),
     ([(3, 6), (3, 6)], "another shape"), ([(3, 5)] * 3, "surplus"),
 ]  # fmt: skip
 

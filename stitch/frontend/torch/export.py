@@ -577,8 +577,9 @@ def _explained(error: Exception, module: Any, is_dynamic: bool) -> StitchError:
             where=f"{name}, {line}" if line else name,
             remedy="give axes that must be equal one Dim"
             if "must always be equal" in str(violated)
-            else "narrow the bounds, leave the axis out of dynamic_shapes=, or change the module "
-            "so that it does not compare the size",
+            else "narrow the bounds, pass a larger example, give the axes of other arguments that "
+            "have this size the same Dim, leave the axis out of dynamic_shapes=, or change the "
+            "module so that it does not compare the size",
         )
     if any(sign in text for sign in _DEPENDS_ON_DATA):
         return CompileError(
