@@ -143,6 +143,27 @@ def test_identities_are_bypassed() -> None:
     assert remove_identities(graph).operations[0].inputs == (x,)
 
 
+@pytest.mark.parametrize(
+    ("condition", "bypassed"),
+    [(True, "xx"), (False, "yx"), ([[True], [True]], "xx"), ([[True], [False]], "")],
+)
+def test_a_where_that_takes_one_operand_everywhere_is_that_operand(
+    condition: Any, bypassed: str
+) -> None:
+    sketch = Sketch()
+    x, y, row = sketch.input("x"), sketch.input("y"), sketch.constant(f32([[1, 2, 3]]))
+    c = sketch.constant(condition)
+    chosen = [sketch.op("Where", c, *operands) for operands in ((x, y), (x, row), (row, x))]
+    graph = sketch.graph(*[sketch.op("Neg", value) for value in chosen])
+    shorter = remove_identities(graph)
+    read = [o.inputs[0] for o in shorter.operations if o.op == "Neg"]
+    # The row has another shape than the result.
+    assert "".join({x: "x", y: "y"}.get(value, "") for value in read) == bypassed
+    operands = f32([[1, 2, 3], [4, 5, 6]]), f32([[7] * 3] * 2)
+    for found, wanted in zip(run(shorter, *operands), run(graph, *operands), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_a_transpose_of_a_transpose_is_one_or_none() -> None:
     sketch = Sketch()
     x = sketch.input("x", 2, 3, 4)
