@@ -117,6 +117,14 @@ def test_a_module_that_raises_names_the_line() -> None:
     assert f"{Path(__file__).name}:" in str(caught.value)
 
 
+def test_an_error_of_a_module_without_a_message_is_named() -> None:
+    def faulty(x: Any) -> Any:
+        raise AssertionError
+
+    with pytest.raises(CompileError, match="cannot capture the module: AssertionError"):
+        stitch.compile(Applied(faulty), (X,))
+
+
 def test_examples_that_the_module_does_not_take_are_a_misuse() -> None:
     with pytest.raises(UsageError, match="cannot be called"):
         stitch.compile(nn.Linear(3, 2), {"no_such": X})

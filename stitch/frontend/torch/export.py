@@ -569,7 +569,7 @@ def _explained(error: Exception, module: Any, is_dynamic: bool) -> StitchError:
     name = type(module).__name__
     text = f"{type(error).__name__}: {error}"
     line = failure_location(error)
-    first = str(error).strip().partition("\n")[0]
+    first = str(error).strip().partition("\n")[0] or type(error).__name__
     violated = [_in_our_words(p) for p in str(error).splitlines() if p.startswith("  - ")]
     if is_dynamic and violated:
         return CompileError(
