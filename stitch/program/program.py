@@ -230,12 +230,8 @@ class Program(OperationList):
         return any(operation.is_opaque for part in parts for operation in part.operations)
 
     def readers(self) -> dict[int, set[int]]:
-        """Return the indices of the operations that read each value."""
-        readers: dict[int, set[int]] = {}
-        for index, operation in enumerate(self.operations):
-            for value in operation.inputs:
-                readers.setdefault(value, set()).add(index)
-        return readers
+        """Return the indices of the operations that read each value; not to be changed."""
+        return self.order.get("readers", _readers, self.operations)
 
     def text(self) -> str:
         """Return the program as stable text, as in golden files."""
@@ -249,6 +245,14 @@ class Program(OperationList):
     def _seam(self, seam: Seam) -> str:
         held = " ".join(f"%{self.values[v].name}" for v in seam.held)
         return f"{seam.first} (gives {held})" if held else str(seam.first)
+
+
+def _readers(operations: Sequence[Operation]) -> dict[int, set[int]]:
+    readers: dict[int, set[int]] = {}
+    for index, operation in enumerate(operations):
+        for value in operation.inputs:
+            readers.setdefault(value, set()).add(index)
+    return readers
 
 
 def structure_problems(body: OperationList) -> Iterator[Problem]:

@@ -165,7 +165,13 @@ class LoadedProgram:
             if prepared.reads_placed_constants:
                 backend.fill_constants(self.constants)
                 prepared.constant_regions = partial(backend.constant_regions, self.constants)
-            prepared.reuse(self.host_bytes)
+            counted = self.host_bytes
+            prepared.reuse(counted)
+            # Without what else the executor has counted.
+            self.host_bytes = ProgramBytes(
+                counted.kept, counted.bound, counted.values, counted.kernels, counted.largest,
+                counted.staged,
+            )  # fmt: skip
             self._prepared = prepared
         return self._prepared
 

@@ -18,7 +18,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "lanes": ("--sizes", "32", "--tasks=5", "--rounds=1"),
     "layout": ("64x40", "--rounds=1"),
     "named_sizes": ("--networks", "transformer", "--layers=1", "--sizes=2", "--rounds=1",
-                    "--calls=5"),
+                    "--calls=5", "--tokens=2"),
     "load": ("--operations=100", "--large_mb=2", "--runs=1"),
     "overhead": ("--chains=1,3", "--width=8", "--machine=tiny", "--rounds=1"),
     "packing": (CASE, "--placements=1000"),

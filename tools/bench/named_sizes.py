@@ -1,4 +1,5 @@
-"""What named sizes cost: `at()` by operation, and a call at a known size beside a static program.
+"""What named sizes cost: `at()` by operation, a call at a known size beside a static program, and a
+token of `generate()`, whose cache has a size not seen before.
 
 For each network of `--networks`, compiled once with named sizes: microseconds of processor time an
 operation that `at` takes at sizes not seen before (the least, mean and most of `--sizes` random
@@ -6,10 +7,14 @@ ones, after three that warm up), how many operations the programs have, and what
 a size takes beside it. `transformer` is traced from NumPy, `resnet` is torchvision's form by
 `torch.nn`, `bert` and `llama` are of `transformers` with random weights. Then the microseconds of a
 call of `x * 2 + 1` with a named batch at a known size, and of the program compiled at that size:
-both take turns, `--rounds` times `--calls` calls, and the least of each counts.
+both take turns, `--rounds` times `--calls` calls, and the least of each counts. Last the
+milliseconds of processor time of a token of a Llama of `transformers` that decodes with a cache
+under `torch.compile(backend="stitch", dynamic=True)`: of `--tokens` tokens that each make the cache
+longer than before (all that a new size costs: `at`, loading, preparing, planning, binding, the
+run), and of the same ones when they are generated for the third time.
 
-`--check` exits 1 where the median of `at` is above 20 us an operation, or a call takes above 0.2 us
-longer than the static program's.
+`--check` exits 1 where the median of `at` is above 20 us an operation, a call takes above 0.2 us
+longer than the static program's, or the median token at a new size takes above 45 ms.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from command_line import bench_parser, exit_code_for, from_one
 
 import stitch
 
-AT_GOAL_US, CALL_GOAL_US = 20.0, 0.2
+AT_GOAL_US, CALL_GOAL_US, TOKEN_GOAL_MS = 20.0, 0.2, 45.0
 #: Sizes at which `at` runs before it is timed.
 WARMING = 3
 BATCH, LENGTH = stitch.Dim("batch", 1, 64), stitch.Dim("length", 2, 256)
@@ -110,15 +115,21 @@ def bert(layers: int) -> Compiled:
     return of_torch(transformers.BertModel(config).eval(), words, {0: BATCH, 1: LENGTH})
 
 
-def llama(layers: int) -> Compiled:
-    """Llama of `transformers`: rotary positions and a causal mask are computed."""
+def llama_module(layers: int, width: int, *, use_cache: bool) -> Any:
+    """Llama of `transformers` with random weights."""
     import transformers
 
     config = transformers.LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2,
-        num_hidden_layers=layers, vocab_size=60, max_position_embeddings=256, use_cache=False,
+        hidden_size=width, intermediate_size=2 * width, num_attention_heads=4,
+        num_key_value_heads=2, num_hidden_layers=layers, vocab_size=60,
+        max_position_embeddings=1024, use_cache=use_cache,
     )  # fmt: skip
-    return of_torch(transformers.LlamaForCausalLM(config).eval(), words, {0: BATCH, 1: LENGTH})
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def llama(layers: int) -> Compiled:
+    """Llama of `transformers`: rotary positions and a causal mask are computed."""
+    return of_torch(llama_module(layers, 32, use_cache=False), words, {0: BATCH, 1: LENGTH})
 
 
 NETWORKS: dict[str, Callable[[int], Compiled]] = {
@@ -171,6 +182,38 @@ def call_times(rounds: int, calls: int) -> dict[str, float]:
     return best
 
 
+def token_times(layers: int, width: int, tokens: int) -> dict[str, float]:
+    """Milliseconds of processor time of a token, at new and at known lengths of the cache."""
+    import torch
+
+    model, taken = llama_module(layers, width, use_cache=True), list[float]()
+    run = torch.compile(model.forward, backend="stitch", dynamic=True)
+
+    def timed(*operands: Any, **named: Any) -> Any:
+        began = time.process_time()
+        result = run(*operands, **named)
+        taken.append(1e3 * (time.process_time() - began))
+        return result
+
+    def generated(length: int, count: int) -> list[float]:
+        taken.clear()
+        prompt = torch.arange(length)[None] % 50 + 3
+        model.generate(prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False,
+                       pad_token_id=0)  # fmt: skip
+        return sorted(taken[1:])  # Not the prompt.
+
+    model.forward = timed
+    with torch.no_grad():
+        generated(5, 8)
+        new = generated(20, tokens + 1)
+        generated(20, tokens + 1)
+        known = generated(20, tokens + 1)
+    return {
+        "width": width, "least": new[0], "median": statistics.median(new),
+        "mean": statistics.mean(new), "known": statistics.median(known),
+    }  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure each network and the calls; return the exit code."""
     parser = bench_parser(__doc__)
@@ -180,6 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the sizes")
     parser.add_argument("--rounds", type=from_one, default=400)
     parser.add_argument("--calls", type=from_one, default=300, help="calls of a round")
+    parser.add_argument("--tokens", type=int, default=40, help="tokens at new sizes; 0: none")
+    parser.add_argument("--widths", nargs="*", type=from_one, default=[64], help="of their Llamas")
     options = parser.parse_args(arguments)
     missed, rows = [], {}
     for name in options.networks:
@@ -193,9 +238,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     beyond = call["named"] - call["static"]
     if beyond > CALL_GOAL_US:
         missed.append(f"a call: {beyond:.2f} us over the static one, goal {CALL_GOAL_US}")
+    tokens = [token_times(options.layers, width, options.tokens)
+              for width in options.widths if options.tokens > 0]  # fmt: skip
+    missed += [
+        f"a token: {row['median']:.1f} ms, goal {TOKEN_GOAL_MS:.0f}"
+        for row in tokens if row["median"] > TOKEN_GOAL_MS
+    ]  # fmt: skip
     if options.json:
-        print(json.dumps({"at": rows, "call": call}))
+        print(json.dumps({"at": rows, "call": call, "tokens": tokens}))
     else:
+        for row in tokens:
+            print(f"       token  width {row['width']:.0f}  ms at a new size: "
+                  f"least {row['least']:.1f}  median {row['median']:.1f}  mean {row['mean']:.1f}  "
+                  f"at known sizes: {row['known']:.2f}")  # fmt: skip
         print(f"        call  named {call['named']:.2f} us  static {call['static']:.2f} us  "
               f"{beyond:+.2f} us  x{call['named'] / call['static']:.3f}")  # fmt: skip
     return exit_code_for(missed, check=options.check)
