@@ -208,6 +208,7 @@ def token_times(layers: int, width: int, tokens: int) -> dict[str, float]:
         new = generated(20, tokens + 1)
         generated(20, tokens + 1)
         known = generated(20, tokens + 1)
+    torch._dynamo.reset()  # It keeps the programs.
     return {
         "width": width, "least": new[0], "median": statistics.median(new),
         "mean": statistics.mean(new), "known": statistics.median(known),
