@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from stitch.compiler import compile_graph
 from stitch.errors import UsageError
 from stitch.graph import trace
@@ -24,6 +22,7 @@ from stitch.runtime import (
     RuntimeDevice,
     StatefulExecutable,
     Tensor,
+    as_array,
     capture,
 )
 from stitch.tasks import Future, TaskGraph
@@ -284,12 +283,14 @@ def batch_arrays(
 
 
 def _batch_array(port: InputPort, value: Any) -> Any:
-    try:
-        array = value if isinstance(value, Tensor) else np.asarray(value)
-    except ValueError:  # `capture` raises an error that names the ragged list.
-        array = capture(value, port.shape, port.type.data_type, True, port.origin)
-    if isinstance(array, Tensor):
-        return array
+    if isinstance(value, Tensor):
+        return value
+    if getattr(value, "requires_grad", False):
+        raise UsageError(
+            f"{port.origin} has a gradient, which backward() would not compute",
+            remedy="pass x.detach(), or make what computes it a part of the module",
+        )
+    array = as_array(value, port.origin)
     if array.dtype == port.dtype:
         return array
     return capture(array, array.shape, port.type.data_type, True, port.origin)

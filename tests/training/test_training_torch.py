@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import stitch
-from stitch.errors import CompileError
+from stitch.errors import CompileError, UsageError
 from tests.support.grids import in_turn
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -172,6 +172,17 @@ def test_arguments_that_forward_does_not_read_are_passed_all_the_same() -> None:
     model = stitch.compile(module, (x, lengths), loss=loss, optimizer=optimizer)
     expected = nn.functional.cross_entropy(module(x, lengths), y)
     assert loss(model(x, lengths), y).item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_batches_of_torch_are_taken_in_bfloat16_and_refused_with_a_gradient() -> None:
+    x, y = torch.randn(6, 4).bfloat16(), torch.randint(0, 3, (6,))
+    loss, optimizer = stitch.losses.CrossEntropyLoss(), stitch.SGD(lr=0.1)
+    module = nn.Linear(4, 3).bfloat16()
+    model = stitch.compile(module, (x,), loss=loss, optimizer=optimizer)
+    expected = nn.functional.cross_entropy(module(x), y)
+    assert loss(model(x), y).item() == pytest.approx(expected.item(), rel=0.02)
+    with pytest.raises(UsageError, match=r"input 'input' .* has a gradient[\s\S]*x.detach"):
+        model(x.requires_grad_())
 
 
 def test_compiling_leaves_the_module_as_it_was() -> None:
