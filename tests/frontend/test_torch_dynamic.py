@@ -260,6 +260,10 @@ BAD: list[tuple[Any, Any, str]] = [
     (mlp(), [[BATCH, BATCH]], "two sizes of 'batch'\n.*axis 1\n.*expected: 8\n.*got: 12"),
     (mlp(), [[stitch.Dim("one", 8, 8)]], "has one size"),
     (mlp(), {"x": {"0": BATCH}}, "axis '0' of 'x'"),
+    (
+        torch.export.export(nn.Linear(12, 3), (torch.randn(8, 12),)), {"input": {0: BATCH}},
+        r"captured for batch = 8 alone\n(?s:.*)torch.export.export\(\.\.\., dynamic_shapes=",
+    ),
 ]  # fmt: skip
 
 

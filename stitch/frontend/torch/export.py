@@ -572,15 +572,19 @@ def _explained(error: Exception, module: Any, is_dynamic: bool) -> StitchError:
     first = str(error).strip().partition("\n")[0] or type(error).__name__
     violated = [_in_our_words(p) for p in str(error).splitlines() if p.startswith("  - ")]
     if is_dynamic and violated:
+        remedy = (
+            "narrow the bounds, pass a larger example, give the axes of other arguments that have "
+            "this size the same Dim, leave the axis out of dynamic_shapes=, or change the module "
+            "so that it does not compare the size"
+        )
+        if "must always be equal" in str(violated):
+            remedy = "give axes that must be equal one Dim"
+        elif isinstance(module, torch.export.ExportedProgram):
+            remedy = "torch.export.export(..., dynamic_shapes=...) with these bounds"
         return CompileError(
             "the module is not the same for all sizes within the bounds: " + "; ".join(violated),
-            where=f"{name}, {line}" if line else name,
-            remedy="give axes that must be equal one Dim"
-            if "must always be equal" in str(violated)
-            else "narrow the bounds, pass a larger example, give the axes of other arguments that "
-            "have this size the same Dim, leave the axis out of dynamic_shapes=, or change the "
-            "module so that it does not compare the size",
-        )
+            where=f"{name}, {line}" if line else name, remedy=remedy,
+        )  # fmt: skip
     if any(sign in text for sign in _DEPENDS_ON_DATA):
         return CompileError(
             "the module's control flow depends on data",
