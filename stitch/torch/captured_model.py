@@ -128,6 +128,13 @@ class CapturedModel:
                 raise UsageError("a loss was given without an optimizer",
                                  remedy="compile(optimizer=..., loss=...)")  # fmt: skip
         check_options(optimizer=optimizer, loss=loss, algorithm=algorithm, **options)
+        if options.get("dynamic_shapes") is not None:
+            raise UsageError(
+                "dynamic_shapes= needs example inputs, and no optimizer",
+                where=type(module).__name__,
+                remedy="stitch.compile(module, example_inputs, dynamic_shapes=...); a training "
+                "compiles programs for each size of a batch by itself",
+            )
         self.module = module
         #: A module that is never in training mode is trained in evaluation mode.
         self._trains_in = bool(getattr(module, "training", True))

@@ -230,6 +230,7 @@ def test_another_optimizer_than_that_of_the_json_is_refused() -> None:
         ({"loss": LOSS, "optimizer": None}, "without an optimizer"),
         ({"loss": 3}, "compile takes a loss of stitch.losses or torch.nn"),
         ({"optimizer": 3}, "compile takes an optimizer"),
+        ({"optimizer": None, "dynamic_shapes": {"x": {0: stitch.Dim("n")}}}, "needs example"),
     ],
 )
 def test_what_cannot_be_is_refused_when_it_is_said(options: dict[str, Any], told: str) -> None:

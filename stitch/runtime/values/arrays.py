@@ -42,7 +42,7 @@ def capture(
         if elements.shape[1:] == shape[1:] and elements.ndim == len(shape):
             remedy = (
                 f"a program has one batch size: pass {shape[0]} rows at a time (pad the last "
-                "ones), or compile another program for this size"
+                "ones), or compile another program for this size, or one with dynamic_shapes="
             )
         raise LinkError(
             f"{what} has another shape",
