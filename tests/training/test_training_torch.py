@@ -128,11 +128,12 @@ def test_fifty_steps_equal_those_of_torch(
 class Masked(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Attention whose first row sees no key."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout: float = 0.0, is_bool: bool = False) -> None:
         super().__init__()
         self.dropout = dropout
         self.project = nn.Linear(4, 12)
-        self.register_buffer("mask", torch.full((5, 5), -torch.inf).triu())
+        mask = torch.full((5, 5), -torch.inf).triu()
+        self.register_buffer("mask", mask == 0 if is_bool else mask)
 
     def forward(self, x: Any) -> Any:
         heads = self.project(x).chunk(3, -1)
@@ -309,6 +310,15 @@ def test_the_key_advances_so_that_the_same_weights_and_batch_give_other_losses()
     np.testing.assert_array_equal(kept[0], kept[1])
     module.eval()
     np.testing.assert_allclose(kept[0], module(x).detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("is_bool", [False, True])
+def test_attention_that_drops_nothing_is_attention(is_bool: bool) -> None:
+    module = made(Masked, dropout=1e-12, is_bool=is_bool)
+    x, loss = torch.randn(3, 5, 4), stitch.losses.CrossEntropyLoss()
+    model = stitch.compile(module, (x,), loss=loss, optimizer=stitch.SGD(lr=0.1))
+    wanted = module.eval()(x).detach()
+    np.testing.assert_allclose(model(x).numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_attention_draws_anew_at_every_step() -> None:

@@ -84,10 +84,11 @@ def _attention_with_dropout(
         return NotImplemented
     hidden = None
     if mask is not None:
+        if mask.dtype is torch.bool:  # The composition adds it.
+            mask = query.new_zeros(mask.shape).masked_fill(~mask, -math.inf)
         # The composition has NaN for gradients of rows that hide all keys.
-        hides = ~mask if mask.dtype is torch.bool else mask == -math.inf
-        hidden = hides.all(-1, keepdim=True)
-        mask = mask.masked_fill(hidden, mask.dtype is torch.bool)
+        hidden = (mask == -math.inf).all(-1, keepdim=True)
+        mask = mask.masked_fill(hidden, 0.0)
     attend = aten._scaled_dot_product_attention_math.default
     result = attend(query, key, value, mask, dropout_p, is_causal, **options)[0]
     return result if hidden is None else result.masked_fill(hidden, 0.0)
