@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stitch.argument_kinds import PATH, arranged, takes
-from stitch.compiler import CompileOptions, DynamicProgram, compile_dynamic, type_text
+from stitch.compiler import CompileOptions, DynamicProgram, compile_dynamic
 from stitch.errors import UsageError
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine
@@ -178,7 +178,7 @@ class DynamicModel:
             shape, where = shapes[name], f"{name}.shape[{axis}]"
             if len(shape) != len(types[name].shape):
                 raise UsageError(f"input {name!r} has another number of axes",
-                                 expected=type_text(types[name]),
+                                 expected=types[name].text(),
                                  got=str(list(shape)))  # fmt: skip
             size, first = found.setdefault(dim, (shape[axis], where))
             if size != shape[axis]:
@@ -191,7 +191,7 @@ class DynamicModel:
 
     def _model_for(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> CompiledModel:
         graph, sizes = self.program.graph, self.program.sizes
-        types = [(s.name, type_text(graph.input_type(i))) for i, s in enumerate(graph.inputs)]
+        types = [(s.name, graph.input_type(i).text()) for i, s in enumerate(graph.inputs)]
         inputs = arranged(f"model {graph.name!r}", types, arguments, named)
         by_name = {
             name: value.shape if hasattr(value, "shape") else np.shape(value)

@@ -22,7 +22,7 @@ from stitch.cli.phases import phase
 from stitch.cli.run_inputs import is_array_text, parse_array, split_slot
 from stitch.cli.settings import cache_folder
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
-from stitch.compiler import RATED_EXECUTORS, SCHEDULES, type_text
+from stitch.compiler import RATED_EXECUTORS, SCHEDULES
 from stitch.documents import MACHINE, MODULE, kind_of
 from stitch.errors import CompileError, FormatError, StitchError, UsageError, unknown
 from stitch.files import OutputFiles, nearest_file, open_file, text_of, unreadable, write_files
@@ -470,7 +470,7 @@ def _summary(binary: Binary | SymbolicBinary, where: str, nbytes: int) -> str:
     if isinstance(binary, SymbolicBinary):
         graph = binary.graph
         inputs, outputs = (
-            ", ".join(f"{s.name} {type_text(graph.values[s.value].type)}" for s in slots)
+            ", ".join(f"{s.name} {graph.values[s.value].type.text()}" for s in slots)
             for slots in (graph.inputs, graph.outputs)
         )
         listed = f"{graph.name}: ({inputs}) -> ({outputs})"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stitch.compiler import elements_text, type_text
 from stitch.errors import StitchError
 from stitch.linker import demands
 from stitch.machine import MachineShape
@@ -21,8 +20,9 @@ from stitch.program import (
     Program,
     Space,
     TensorDesc,
-    ValueType,
     has_symbols,
+    integers_of,
+    size_text,
 )
 from stitch.report import counted
 from stitch.runtime import check_program, make_executor, program_peak
@@ -68,7 +68,7 @@ def describe_symbolic(
     graph, named = binary.graph, binary.sizes
 
     def slots(listed: Sequence[InputSlot] | Sequence[OutputSlot]) -> list[dict[str, str]]:
-        return [{"name": s.name, "type": type_text(graph.values[s.value].type)} for s in listed]
+        return [{"name": s.name, "type": graph.values[s.value].type.text()} for s in listed]
 
     program: dict[str, Any] = {
         "name": graph.name,
@@ -85,9 +85,12 @@ def describe_symbolic(
     if "outputs" in sections:
         program["outputs"] = slots(graph.outputs)
     if "operations" in sections:
-        program["operations"] = _operations(graph, type_text)
+        program["operations"] = _operations(graph)
         program["constants"] = [
-            {"name": graph.values[c.value].name, "elements": elements_text(c.data)}
+            {
+                "name": graph.values[c.value].name,
+                "elements": f"[{', '.join(map(size_text, integers_of(c.data)))}]",
+            }
             for c in graph.constants if has_symbols(c.data)
         ]  # fmt: skip
     head = _head(binary, (SYMBOLIC_SIZES,), sizes)
@@ -190,9 +193,7 @@ def _slot(name: str, program: Program, value: int, desc: TensorDesc) -> dict[str
     }
 
 
-def _operations(
-    program: OperationList, text: Callable[[ValueType], str] = ValueType.text
-) -> list[dict[str, Any]]:
+def _operations(program: OperationList) -> list[dict[str, Any]]:
     def names(indices: Sequence[int]) -> list[str]:
         return ["" if i == ABSENT else program.values[i].name for i in indices]
 
@@ -203,7 +204,7 @@ def _operations(
             "inputs": names(operation.inputs),
             "outputs": names(operation.outputs),
             "types": [
-                "" if i == ABSENT else text(program.values[i].type) for i in operation.outputs
+                "" if i == ABSENT else program.values[i].type.text() for i in operation.outputs
             ],
             "attributes": {
                 key: list(value) if isinstance(value, tuple) else value

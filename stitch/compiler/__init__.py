@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         differentiate_parts,
         prepare_for_parts,
     )
-    from stitch.compiler.sized_graph import elements_text, type_text
     from stitch.compiler.split import cut_names, cuttable, node_ends, split_graph
 else:
     __getattr__, __dir__ = names_on_demand(
@@ -39,7 +38,6 @@ else:
             "dynamic_program": "DynamicProgram compile_dynamic",
             "gradients": "Differentiated Recompute check_recompute differentiate "
             "differentiate_parts prepare_for_parts",
-            "sized_graph": "elements_text type_text",
             "split": "cut_names cuttable node_ends split_graph",
         },
     )
@@ -48,7 +46,7 @@ __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "DynamicProgram",
     "LoopNote", "RATED_EXECUTORS", "Recompute", "SCHEDULES", "add_output_identities",
     "check_recompute", "check_schedule", "compile_dynamic", "compile_graph", "cut_names",
-    "cuttable", "differentiate", "differentiate_parts", "elements_text", "node_ends", "optimize",
-    "prepare_for_parts", "rated_executor", "rewrite_graph", "split_graph", "type_text",
+    "cuttable", "differentiate", "differentiate_parts", "node_ends", "optimize",
+    "prepare_for_parts", "rated_executor", "rewrite_graph", "split_graph",
     "with_layouts", "write_graph",
 ]  # fmt: skip

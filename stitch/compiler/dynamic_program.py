@@ -16,7 +16,7 @@ from stitch.compiler.compile_graph import prepare_graph
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.compiler.pass_cache import PassCache
 from stitch.compiler.placement import GraphPlacer
-from stitch.compiler.sized_graph import SizedGraph, type_text
+from stitch.compiler.sized_graph import SizedGraph
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, check_types
 from stitch.linker import remove_dead_code
@@ -138,7 +138,7 @@ class DynamicProgram:
         graph, lines = self.graph, [f"dynamic program @{self.options.name or self.graph.name} {{"]
         lines += self.size_lines()
         lines += [
-            f"  {side} {slot.name}: {type_text(graph.values[slot.value].type)}"
+            f"  {side} {slot.name}: {graph.values[slot.value].type.text()}"
             for side, slots in (("input", graph.inputs), ("output", graph.outputs))
             for slot in slots
         ]

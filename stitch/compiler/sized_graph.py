@@ -1,4 +1,4 @@
-"""`SizedGraph`: a graph with symbolic sizes, evaluated at numbers; and texts of symbolic types."""
+"""`SizedGraph`: a graph with symbolic sizes, evaluated at numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from stitch.graph import ComputationGraph
 from stitch.program import (
     MAX_SIZE,
-    Array,
     Constant,
     DataType,
     Expression,
@@ -94,19 +93,5 @@ class SizedGraph:
         for index, name, number in self._values:
             shape = [numbers[n] if symbolic else n for n, symbolic in listed[number][1]]
             if min(shape) < 0 or max(shape) > MAX_SIZE:
-                kind = type_text(self._graph.values[index].type)
+                kind = self._graph.values[index].type.text()
                 raise ValueError(f"{name or 'a value'}, {kind}, would be {shape}")
-
-
-def type_text(kind: ValueType) -> str:
-    """Return the text of a type, with expressions for symbolic sizes."""
-    return "x".join([*(_size_text(size, True) for size in kind.shape), kind.data_type.short])
-
-
-def elements_text(data: Array) -> str:
-    """Return the text of the integers of a constant, with expressions for symbolic sizes."""
-    return f"[{', '.join(_size_text(element, False) for element in integers_of(data))}]"
-
-
-def _size_text(size: object, as_factor: bool) -> str:
-    return size.expression.text(as_factor) if isinstance(size, SymbolicSize) else str(size)

@@ -85,6 +85,7 @@ from stitch.program.symbolic_sizes import (
     names_in,
     same_shape,
     size_of,
+    size_text,
     slice_bounds,
 )
 
@@ -102,5 +103,5 @@ __all__ = [
     "has_symbols", "holds_foreign", "host_layout", "int64_array", "integers_of", "is_deferred",
     "is_same_size", "is_scan", "is_symbolic", "link_problem", "name_of", "result_types",
     "names_in", "operation_forms", "same_bytes", "same_integers", "same_shape", "size_of",
-    "slice_bounds", "structure_problems", "summary",
+    "size_text", "slice_bounds", "structure_problems", "summary",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from stitch.errors import CompileError
 from stitch.program.contents import Array, as_read_only
 from stitch.program.data_type import DataType
 from stitch.program.layout import Layout, TensorDesc
+from stitch.program.symbolic_sizes import size_text
 
 AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 #: The index that stands for an optional operand that is not there.
@@ -41,12 +42,12 @@ class ValueType:
         return math.prod(self.shape) * self.data_type.itemsize
 
     def text(self) -> str:
-        """Return the text of the type as in IREE.
+        """Return the text of the type as in IREE, with expressions for symbolic sizes.
 
         >>> ValueType((2, 3), DataType.FLOAT32).text()
         '2x3xf32'
         """
-        return "x".join([*map(str, self.shape), self.data_type.short])
+        return "x".join([*(size_text(size, True) for size in self.shape), self.data_type.short])
 
 
 @dataclass(frozen=True, slots=True)

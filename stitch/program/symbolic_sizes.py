@@ -541,6 +541,11 @@ def _clamped(bound: int | None, default: int, length: int) -> int:
     return bound if bound <= length else length
 
 
+def size_text(size: object, as_factor: bool = False) -> str:
+    """Return the text of a number, or the expression of a symbolic size."""
+    return size.expression.text(as_factor) if isinstance(size, SymbolicSize) else str(size)
+
+
 def at_sizes(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return a shape with its symbolic sizes replaced by numbers."""
     return tuple([

@@ -238,6 +238,8 @@ def test_the_text_shows_sizes_guards_and_expressions() -> None:
         "  output output_1: 8xf32",
         "}",
     ]
+    assert "input x: %x batchx12xf32" in model.program.graph.text()
+    assert "(x: batchx12xf32)" in repr(model.program.graph)
     with pytest.raises(CompileError, match=f"batch == 8\n.*{file}:{first + 4}"):
         model.at(batch=9)
     with pytest.raises(CompileError, match=f"4 < batch\n.*{file}:{first + 2}"):
