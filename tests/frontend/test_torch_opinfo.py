@@ -17,6 +17,7 @@ from tests.support.torch.operator_samples import (
     cases_of,
     core_share,
     operators,
+    outcome_in_one_graph,
     outcomes_of,
 )
 
@@ -26,6 +27,8 @@ OWN = {"fallback": "error"}
 EXECUTORS = ("numpy", "onnxruntime", "torch", "auto")
 #: The slice that runs always: every so many-th operator by name.
 EVERY = 40
+#: So many graphs have all compiled operators, about twelve each.
+PARTS = 20
 
 
 def names() -> list[str]:
@@ -42,10 +45,23 @@ def assert_right_or_refused(chosen: list[str]) -> list[Outcome]:
     return outcomes
 
 
-@pytest.mark.parametrize(
-    ("name", "executor", "sample"),
-    in_turn(COMPILED, EXECUTORS, [0, pytest.param(1, marks=CAMPAIGN)]),
-)
+@pytest.mark.parametrize(("part", "executor"), in_turn(range(PARTS), EXECUTORS))
+def test_operators_in_one_graph_have_results_and_gradients_of_eager_torch(
+    part: int, executor: str
+) -> None:
+    names, options = COMPILED[part::PARTS], {**OWN, "executor": executor}
+    together = outcome_in_one_graph(names, options)
+    assert together is not None
+    assert together.state == RIGHT, [
+        together,
+        *(o for n in names for o in outcomes_of(operators()[n], 1, options) if o.state != RIGHT),
+    ]
+
+
+@CAMPAIGN
+@pytest.mark.parametrize("sample", range(SAMPLES))
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", COMPILED)
 def test_results_and_gradients_of_an_operator_are_those_of_eager_torch(
     name: str, executor: str, sample: int
 ) -> None:

@@ -92,6 +92,7 @@ class Outcome:
     core: frozenset[str] = frozenset()
 
 
+@functools.cache
 def operators() -> Mapping[str, Any]:
     """torch's database by full name, as far as it has samples of float32 on the CPU."""
     return {op.full_name: op for op in _database() if torch.float32 in op.supported_dtypes("cpu")}
@@ -122,8 +123,36 @@ def outcome_of(
     operator: Any, number: int, sample: Any, options: Mapping[str, Any] | None = None
 ) -> Outcome | None:
     """What becomes of a sample; None where eager torch refuses it, or gives no dense tensor."""
-    name = operator.full_name
     function, tensors = _as_function(operator, sample)
+    return _outcome(operator.full_name, number, function, tensors, options)
+
+
+def outcome_in_one_graph(
+    names: Sequence[str], options: Mapping[str, Any] | None = None
+) -> Outcome | None:
+    """What becomes of the first samples of several operators in one graph, which torch traces and
+    Stitch compiles in a third of the time that they take one after the other."""
+    calls = [
+        _as_function(operators()[name], next(samples_of(operators()[name], 1))) for name in names
+    ]
+
+    def function(*tensors: Any) -> list[Any]:
+        given = iter(tensors)
+        return [
+            result for call, own in calls for result in call(*itertools.islice(given, len(own)))
+        ]
+
+    return _outcome(" ".join(names), 0, function, [t for _, own in calls for t in own], options)
+
+
+def _outcome(
+    name: str,
+    number: int,
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    options: Mapping[str, Any] | None,
+) -> Outcome | None:
+    """What becomes of a function of tensors, as `outcome_of` says it."""
     try:
         eager = results_and_gradients(function, tensors)
     except Exception:
@@ -141,7 +170,7 @@ def outcome_of(
     assert mine is not None
     # Of what is random, or memory as it is, only the types can be compared.
     draws = any(torch.Tag.nondeterministic_seeded in op.tags for op in called.overloads)
-    is_free = operator.name in _EMPTY or draws
+    is_free = name in _EMPTY or draws
     difference = _difference(mine, eager, types_only=is_free)
     if difference and not is_free and _is_as_near(function, tensors, mine, eager):
         difference = ""
@@ -281,6 +310,8 @@ def _is_as_near(
     for got, want, true in zip(mine, eager, exact, strict=True):
         if got is None or want is None or true is None or got.shape != want.shape:
             continue
+        if true.dtype is torch.bool:
+            got, want, true = got.int(), want.int(), true.int()
         apart, allowed = (got - true).abs(), (want - true).abs()
         bound = 4 * allowed.max() if allowed.numel() else 0.0
         if bool((apart > bound + TOLERANCE["atol"] + TOLERANCE["rtol"] * true.abs()).any()):
