@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 
 from stitch.memory import LENT_ADDRESSES
 from stitch.planner import Buffer, Instance, Plan, Resident, after_steps
@@ -224,32 +225,41 @@ class MemorySnapshot:
         for _, value in of_tasks:
             for instance in value.instances:
                 self._number(instance.buffer)
-        present = {
-            place: buffer
-            for place, buffer in live.items()
-            if (spaces is None or place[0] in spaces)
-            and not (buffer.is_spare and all(slots in without for slots in buffer.slot_sets))
-        }
+        present: dict[Space, list[tuple[int, BufferRecord]]] = {}
+        users: dict[ValueRecord, None] = {}
+        for (space, address), buffer in live.items():
+            if spaces is not None and space not in spaces:
+                continue
+            slots = buffer.slots
+            # Of most buffers a look at their slots is enough: there are thousands.
+            if (
+                slots is not None
+                and (without or slots.shares)
+                and buffer.is_spare
+                and all(each in without for each in buffer.slot_sets)
+            ):
+                continue
+            present.setdefault(space, []).append((address, buffer))
+            if buffer.users:
+                users.update(dict.fromkeys(buffer.users))
         #: Adjacent buffers, such as the slots and constants of many programs: the first, its
         #: address, and where the last one ends. One buffer stands for them.
         reserved: list[tuple[BufferRecord, int, int]] = []
-        for (space, address), buffer in sorted(
-            present.items(), key=lambda b: (b[0][0].value, b[0][1])
-        ):
-            if not self._is_reserved(buffer):
-                self._number(buffer)
-                continue
-            end = address + buffer.size_per_bank
-            first, start, last = reserved[-1] if reserved else (buffer, address, -1)
-            if last == address and first.space is space:
-                reserved[-1] = first, start, end
-            else:
-                reserved.append((buffer, address, end))
+        for space in sorted(present, key=attrgetter("value")):
+            for address, buffer in sorted(present[space], key=itemgetter(0)):
+                if not self._is_reserved(buffer):
+                    self._number(buffer)
+                    continue
+                end = address + buffer.size_per_bank
+                first, start, last = reserved[-1] if reserved else (buffer, address, -1)
+                if last == address and first.space is space:
+                    reserved[-1] = first, start, end
+                else:
+                    reserved.append((buffer, address, end))
         for first, start, end in reserved:
             what = (first.space, start, end - start, first.desc, first.origin)
             self.buffers.append(Buffer(len(self.buffers), *what, pinned=True))
         known = {value for _, value in of_tasks}
-        users = dict.fromkeys([u for b in present.values() for u in b.users])
         if spaces is not None:
             found = [*users, *[v for _, v in of_tasks], *others]
             for value in found:
