@@ -20,9 +20,8 @@ from stitch.program import (
     Program,
     Space,
     TensorDesc,
+    elements_text,
     has_symbols,
-    integers_of,
-    size_text,
 )
 from stitch.report import counted
 from stitch.runtime import check_program, make_executor, program_peak
@@ -89,7 +88,7 @@ def describe_symbolic(
         program["constants"] = [
             {
                 "name": graph.values[c.value].name,
-                "elements": f"[{', '.join(map(size_text, integers_of(c.data)))}]",
+                "elements": elements_text(c.data),
             }
             for c in graph.constants if has_symbols(c.data)
         ]  # fmt: skip

@@ -22,6 +22,9 @@ from stitch.program import (
     OutputSlot,
     ValueType,
     body_lines,
+    elements_text,
+    has_symbols,
+    is_deferred,
     structure_problems,
     summary,
 )
@@ -225,4 +228,11 @@ def _slot_problem(side: str, slot: str | int, places: Mapping[str, int]) -> str 
 
 
 def _shown(constant: Constant) -> str:
-    return f" = {constant.data.tolist()}" if constant.data.size <= 4 else ""
+    data = constant.data
+    if data.size > MOST_SHOWN or is_deferred(data):
+        return ""
+    return f" = {elements_text(data) if has_symbols(data) else data.tolist()}"
+
+
+#: Elements of a constant that the text of a graph shows.
+MOST_SHOWN = 4

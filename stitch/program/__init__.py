@@ -65,6 +65,7 @@ from stitch.program.size_expressions import Expression
 from stitch.program.symbolic_data import (
     DeferredData,
     SymbolicData,
+    elements_text,
     has_symbols,
     int64_array,
     integers_of,
@@ -85,7 +86,6 @@ from stitch.program.symbolic_sizes import (
     names_in,
     same_shape,
     size_of,
-    size_text,
     slice_bounds,
 )
 
@@ -99,9 +99,10 @@ __all__ = [
     "ScanForm", "Scratch", "Seam", "ShardSpec", "SizeNeeded", "Space",
     "SymbolicData", "SymbolicSize", "SymbolicSizes", "TILE_SHAPE", "TensorDesc", "Value",
     "ValueType",
-    "as_read_only", "at_sizes", "body_lines", "can_change", "dense_bytes", "expressions_of",
+    "as_read_only", "at_sizes", "body_lines", "can_change", "dense_bytes", "elements_text",
+    "expressions_of",
     "has_symbols", "holds_foreign", "host_layout", "int64_array", "integers_of", "is_deferred",
     "is_same_size", "is_scan", "is_symbolic", "link_problem", "name_of", "result_types",
     "names_in", "operation_forms", "same_bytes", "same_integers", "same_shape", "size_of",
-    "size_text", "slice_bounds", "structure_problems", "summary",
+    "slice_bounds", "structure_problems", "summary",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from stitch.program.contents import Array
-from stitch.program.symbolic_sizes import is_symbolic, same_shape
+from stitch.program.symbolic_sizes import is_symbolic, same_shape, size_text
 
 _SCALAR = np.zeros((), np.int64)
 _SCALAR.flags.writeable = False
@@ -107,6 +107,11 @@ def int64_array(
 def has_symbols(data: object) -> bool:
     """Return whether an array is a `SymbolicData`."""
     return isinstance(data, SymbolicData)
+
+
+def elements_text(data: Array) -> str:
+    """Return the text of the integers of a constant, with expressions for symbolic sizes."""
+    return f"[{', '.join(map(size_text, integers_of(data)))}]"
 
 
 def is_deferred(data: object) -> bool:
