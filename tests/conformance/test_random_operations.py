@@ -26,7 +26,7 @@ OPERATORS = drawn_operators()
 NAMES = [definition.name for definition in OPERATORS]
 EXECUTORS = every_executor()
 #: Draws of each operator in the quick run, and in its campaign.
-FEW, MANY = 6, 60
+FEW, MANY = 3, 60
 #: The share of lengths that are 0.
 ZEROS = 0.25
 

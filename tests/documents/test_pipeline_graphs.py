@@ -267,7 +267,7 @@ def compared(
             np.testing.assert_array_equal(tensor.numpy(), array)
 
 
-@pytest.mark.parametrize("seed", every(3, range(60)))
+@pytest.mark.parametrize("seed", every(6, range(60)))
 @pytest.mark.usefixtures("few")
 def test_a_random_pipeline_computes_what_its_steps_compute(modules: Path, seed: int) -> None:
     compared(modules, seed, (1, 2, 3, 5, 9, 13), 20)

@@ -56,11 +56,11 @@ def made(make: Callable[[], tuple[Any, dict[str, Any]]]) -> tuple[Any, dict[str,
 @pytest.mark.parametrize(
     ("make", "cache"),
     [
-        (llama, "dynamic"), (t5, "static"),
+        (llama, "dynamic"),
         *(
             pytest.param(*pair, marks=pytest.mark.campaign("networks"))
-            for pair in [(llama, "static"), (t5, "dynamic"), (whisper, "dynamic"),
-                         (whisper, "static")]
+            for pair in [(llama, "static"), (t5, "dynamic"), (t5, "static"),
+                         (whisper, "dynamic"), (whisper, "static")]
         ),
     ],
     ids=lambda value: getattr(value, "__name__", value),

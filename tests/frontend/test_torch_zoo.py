@@ -24,10 +24,9 @@ QUICK = (
 )  # fmt: skip
 #: Those of them that the quick suite compiles in other files as well, or whose brother stays.
 BROTHERS = ("BERT", "DistilBERT", "FNet", "Llama", "MPT", "T5", "ViT", "ResNet", "U-Net")
-#: These are judged in a process of their own as well, the second by the quick suite. In one run of
-#: CI the first forward pass of both had numbers that are not finite, on a device that hundreds of
-#: tests had used; in some thirty runs it was not seen again. The campaign has them in one process
-#: with other networks.
+#: These are judged in a process of their own as well. In one run of CI the first forward pass of
+#: both had numbers that are not finite, on a device that hundreds of tests had used; in some thirty
+#: runs it was not seen again. The campaign has them in one process with other networks.
 APART = ("GPT-2", "Mixtral")
 _JUDGE = """\
 import sys
@@ -61,9 +60,8 @@ def test_a_network_gives_what_eager_torch_gives(name: str) -> None:
     check(name)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(APART[0], marks=pytest.mark.campaign("zoo")), *APART[1:]]
-)
+@pytest.mark.campaign("zoo")
+@pytest.mark.parametrize("name", APART)
 def test_a_transformer_gives_what_eager_torch_gives_in_a_new_process(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _JUDGE, name],

@@ -313,13 +313,13 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("step", [17, pytest.param(2, marks=pytest.mark.campaign("memory"))])
+@pytest.mark.parametrize("step", [51, pytest.param(2, marks=pytest.mark.campaign("memory"))])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("machine", [MACHINE, ODD_MACHINE], ids=lambda m: m.name)
 def test_every_layout_converts_to_every_layout(
     shape: tuple[int, ...], machine: MachineShape, step: int
 ) -> None:
-    """Every seventeenth pair of layouts of float32 (of large ones fewer), and a second type in
+    """Every 51st pair of layouts of float32 (of large ones fewer), and a second type in
     turn; the campaign checks every second."""
     others = itertools.cycle(DataType)
     ours = layouts_of(shape, DataType.FLOAT32, machine)

@@ -24,6 +24,7 @@ from stitch.mesh.server import DeviceServer
 from stitch.mesh.specification import MachineSpecification
 from stitch.program import TensorDesc, host_layout
 from tests.support import placed_graphs
+from tests.support.grids import in_turn
 from tests.support.placed_graphs import DESCS, MACHINE, WIDE, by_one_device
 from tests.support.task_graphs import same
 
@@ -110,8 +111,7 @@ def test_a_result_is_an_argument_of_another_call_in_its_mesh_only() -> None:
         pass
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize(("fault", "seed"), in_turn(FAULTS, [None, 1]))
 def test_a_fault_at_any_message_changes_no_result(fault: str, seed: int | None) -> None:
     graph, expected = chain()
     given = batches(3)

@@ -348,6 +348,7 @@ raise ValueError("not closed")
 """
 
 
+@pytest.mark.campaign("mesh")
 def test_an_exception_leaves_no_process_and_no_file() -> None:
     home = Path.home() / ".ray"
     before = home.exists()

@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 
 import stitch
 from stitch.errors import UsageError
-from tests.support.grids import every, every_row, in_pairs
+from tests.support.grids import every, every_row, in_turn
 
 STEPS = 22
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -113,7 +113,7 @@ SCHEDULERS: list[Made] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "make", "before"), in_pairs(["SGD", "Adam"], SCHEDULERS, [True, False])
+    ("name", "make", "before"), in_turn(["SGD", "Adam"], SCHEDULERS, [True, False])
 )
 def test_schedulers_of_torch_set_rates_and_momenta(name: str, make: Made, before: bool) -> None:
     twins = Twins(grouped(name, **({"momentum": 0.5} if name == "SGD" else {})))
