@@ -22,8 +22,8 @@ def off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime's Relu gives one more, where it is called by itself."""
     call = session.session_call
 
-    def wrong(made: Any, arrays: Any, program: Any) -> Any:
-        run = call(made, arrays, program)
+    def wrong(made: Any, arrays: Any, program: Any, name: str) -> Any:
+        run = call(made, arrays, program, name)
         if [o.op for o in program.operations] != ["Relu"]:
             return run
         (result,) = (arrays[slot.value] for slot in program.outputs)

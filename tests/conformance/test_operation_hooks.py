@@ -60,8 +60,8 @@ def test_a_kernel_of_onnxruntime_that_is_wrong_is_seen_by_hooks(
 ) -> None:
     call = session.session_call
 
-    def wrong(made: Any, arrays: Any, program: Any) -> Any:
-        run = call(made, arrays, program)
+    def wrong(made: Any, arrays: Any, program: Any, name: str) -> Any:
+        run = call(made, arrays, program, name)
         if [o.op for o in program.operations] != ["Gelu"]:
             return run
         (result,) = (arrays[slot.value] for slot in program.outputs)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import UsageError
+from stitch.errors import TaskError, UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array
 from stitch.runtime.executors import make_executor
@@ -101,6 +101,20 @@ def test_threads_of_an_executor_that_is_made_already_are_refused() -> None:
 def test_there_is_at_least_one_thread(executor: str) -> None:
     with pytest.raises(UsageError, match="at least one thread"):
         stitch.open_device("host", executor=executor, threads=0)
+
+
+def test_programs_that_share_a_session_have_errors_with_their_own_names() -> None:
+    def gather(name: str) -> Any:
+        b = ComputationGraphBuilder(name)
+        x, rows = b.input("x", (4, 4), "float32"), b.input("rows", (2,), "int64")
+        b.output("y", b.op("Gather", b.op("Tanh", x), rows, axis=0))
+        return stitch.compile(b.build(), target="host")
+
+    x, rows = np.ones((4, 4), np.float32), np.array([0, 9])
+    with stitch.open_device("host", executor="onnxruntime") as device:
+        for program in [device.load(gather(name)) for name in ("first", "second")]:
+            with pytest.raises(TaskError, match=f"program '{program.name}'"):
+                one(program(x, rows)).numpy()
 
 
 def test_a_program_may_leave_an_input_unread() -> None:

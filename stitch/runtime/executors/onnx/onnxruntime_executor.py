@@ -67,13 +67,15 @@ class _Part:
 
 
 def _bound(
-    of: _Part, inputs: Sequence[int], outputs: Sequence[int], arrays: Mapping[int, Array]
-) -> Sequence[Thunk]:
+    of: _Part, name: str, inputs: Sequence[int], outputs: Sequence[int],
+    arrays: Mapping[int, Array],
+) -> Sequence[Thunk]:  # fmt: skip
     """Bind the session of a part to arrays by value of the whole program.
 
     Args:
         of: The part; `inputs` and `outputs` are the values of the whole program in the order of its
             slots.
+        name: The name of the whole program.
     """
     part = of.program
     own = {s.value: arrays[v] for s, v in zip(part.inputs, inputs, strict=True)}
@@ -84,7 +86,7 @@ def _bound(
         if _is_read_while_written(part, slot.value, own):
             own[slot.value] = np.empty_like(output)
             after.append(partial(np.copyto, output, own[slot.value]))
-    return (*before, session_call(of.session, own, part), *after)
+    return (*before, session_call(of.session, own, part, name), *after)
 
 
 def _is_read_while_written(part: Program, result: int, arrays: Mapping[int, Array]) -> bool:
@@ -234,7 +236,7 @@ class Sessions:
         if part is None:
             part = self._part(PartOfProgram(whole, run, kept).program_of_part())
             self._parts[key] = part
-        bind = partial(_bound, part, wiring.inputs, wiring.outputs)
+        bind = partial(_bound, part, program.name, wiring.inputs, wiring.outputs)
         return ForeignCall(run, wiring.inputs, wiring.outputs, bind)
 
     def _part(self, program: Program) -> _Part:

@@ -149,8 +149,9 @@ def bound_call(session: Any, binding: Any) -> Callable[[], object]:
     return partial(beneath.run_with_iobinding, bound, onnxruntime.RunOptions())
 
 
-def session_call(session: Session, arrays: dict[int, Array], program: Program) -> Thunk:
-    """Return a step that runs a program's session on arrays; it raises `TaskError` on failure."""
+def session_call(session: Session, arrays: dict[int, Array], program: Program, name: str) -> Thunk:
+    """Return a step that runs a program's session on arrays; on failure it raises `TaskError` with
+    the name, which is another one for each program that shares the session."""
     call = session.bind(arrays)
     if is_masked(program):
         call = flushing(call)
@@ -160,7 +161,7 @@ def session_call(session: Session, arrays: dict[int, Array], program: Program) -
             call()
         except SESSION_ERRORS as error:
             raise TaskError(
-                "ONNX Runtime stopped: " + first_line(error), where=f"program {program.name!r}"
+                "ONNX Runtime stopped: " + first_line(error), where=f"program {name!r}"
             ) from error
 
     # It can be retried after a failure unless it overwrites its inputs.
