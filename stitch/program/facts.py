@@ -31,7 +31,7 @@ Fact = TypeVar("Fact")
 class Facts:
     """Derived values by key: each package has keys of its own."""
 
-    __slots__ = ("known",)
+    __slots__ = ("__weakref__", "known")
 
     def __init__(self) -> None:
         self.known: dict[Hashable, Any] = {}

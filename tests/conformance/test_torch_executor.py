@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -17,6 +19,7 @@ from stitch.ops import KernelArguments, Thunk, infer_types, lookup, resolve_attr
 from stitch.program import NO_ATTRIBUTES, Array, DataType, Operation, ValueType
 from stitch.runtime.executors import make_executor, torch_executor
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
+from stitch.runtime.executors.prices.operation_prices import OperationPrices
 from stitch.runtime.executors.torch_executor import (
     CONVOLUTIONS,
     KERNELS,
@@ -316,3 +319,13 @@ def test_a_convolution_without_a_price_is_left_to_others() -> None:
     one = one_operation(OneRow("Conv", ["f32[1,3,8,8]", "f32[4,3,3,3]"]))
     library = aten_kernels(replace(ATEN_PRICES, convolutions=None))
     assert library.price(one.program, one.operation, 1, 1) == float("inf")
+
+
+def test_forms_of_operations_do_not_keep_the_prices_of_a_dropped_library() -> None:
+    binary = stitch.compile(np.tanh, (np.ones((3, 50), np.float32),), target="host").binary
+    library = aten_kernels(ATEN_PRICES)
+    OperationPrices(binary.program(0), TABLE, 1).offer(library)
+    price = weakref.ref(library.price)
+    del library
+    gc.collect()
+    assert price() is None

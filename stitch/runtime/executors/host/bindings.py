@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from stitch.ops import (
     row_copies,
     workspace,
 )
-from stitch.program import ABSENT, Array, DataType, Operation, Program, ScanForm
+from stitch.program import ABSENT, Array, DataType, Facts, Operation, Program, ScanForm
 from stitch.runtime.executors.executor import (
     BoundProgram,
     ProgramBytes,
@@ -78,10 +79,14 @@ class KernelLibrary:
         price: Returns the microseconds of an operation, from the multiply-adds of a product and the
             number of matrices that it multiplies; infinite if there is no kernel for it.
         bind: Returns the steps of an operation; None if its arrays do not suit.
+        priced: The prices of operations by form: forms outlive the library.
     """
 
     price: Callable[[Program, Operation, int, int], float]
     bind: Callable[[Operation, KernelArguments], Sequence[Thunk] | None]
+    priced: WeakKeyDictionary[Facts, float] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
 
 
 class Kernels:

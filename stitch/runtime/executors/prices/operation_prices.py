@@ -87,12 +87,13 @@ class OperationPrices:
 
     def offer(self, library: KernelLibrary) -> None:
         """Let a library compute what its kernels compute at a lower price than NumPy's."""
-        program, price_of = self.program, library.price
+        program, priced = self.program, library.priced
         for index, operation in enumerate(program.operations):
-            work = self.work[index]
-            price = program.forms[index].get(
-                ("price", price_of), price_of, program, operation, work.products, work.batch
-            )
+            work, form = self.work[index], program.forms[index]
+            price = priced.get(form)
+            if price is None:
+                price = library.price(program, operation, work.products, work.batch)
+                priced[form] = price
             if price < self.of_numpy(index):
                 self.cheaper[index] = price
 
