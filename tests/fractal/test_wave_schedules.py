@@ -13,7 +13,7 @@ from stitch import fractal as ops
 from stitch.compiler import SCHEDULES
 from stitch.fractal import FractalTensor
 from tests.support import plain_nests as plain
-from tests.support.grids import in_turn
+from tests.support.grids import in_pairs, in_turn
 from tests.support.plain_nests import assert_same, lists_of
 
 WIDTH = 3
@@ -123,7 +123,7 @@ def expected_of(layer: Layer, outer: str, xs: Any, own: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("depth", "layer", "outer"), in_turn(range(2, 6), WAVES, ["scanl", "foldl"])
+    ("depth", "layer", "outer"), in_pairs(range(2, 6), WAVES, ["scanl", "foldl"])
 )
 def test_layers_are_a_wave_of_any_depth_and_length(layer: Layer, outer: str, depth: int) -> None:
     tolerance = 0 if layer is whole_numbers else 1e-5

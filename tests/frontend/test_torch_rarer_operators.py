@@ -243,11 +243,11 @@ def assert_as_eager(pairs: list[tuple[Any, Any]]) -> None:
     [
         pytest.param(
             family, name, executor,
-            marks=[LONG] * ((family == "layers" and executor in DIVIDING) or (at + turn) % 2),
+            marks=[LONG] if (family == "layers" and executor in DIVIDING) or turn % 2 else [],
         )
-        # The quick suite has each family, which an executor compiles at once, by every other one.
-        for at, executor in enumerate(EXECUTORS) for turn, family in enumerate(FAMILIES)
-        for name in FAMILIES[family]
+        # The quick suite has each case by every other executor.
+        for at, executor in enumerate(EXECUTORS) for family, cases in FAMILIES.items()
+        for turn, name in enumerate(cases, at)
     ],
 )  # fmt: skip
 def test_results_and_gradients_are_those_of_eager_torch(
