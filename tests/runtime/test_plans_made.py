@@ -149,3 +149,15 @@ def test_a_plan_knows_the_slots_and_constants_of_other_programs_as_a_few_buffers
             programs.append(device.load(scaled(f"p{number}", 2.0 + number, SHAPE, target="host")))
             one(programs[-1](x)).numpy()
     assert counts[-1] == counts[2]
+
+
+def test_an_error_names_all_buffers_that_one_of_a_plan_stands_for() -> None:
+    origins: set[str] = set()
+    x = np.ones(SHAPE, np.float32)
+    with stitch.open_device("host") as device:
+        device.on_plan(lambda plan: origins.update(b.origin for b in plan.request.buffers))
+        programs = []
+        for number in range(3):
+            programs.append(device.load(scaled(f"p{number}", 2.0 + number, SHAPE, target="host")))
+            one(programs[-1](x)).numpy()
+    assert any("'p0'" in origin and "'p1'" in origin for origin in origins), origins

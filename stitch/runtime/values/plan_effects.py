@@ -243,21 +243,24 @@ class MemorySnapshot:
             if buffer.users:
                 users.update(dict.fromkeys(buffer.users))
         #: Adjacent buffers, such as the slots and constants of many programs: the first, its
-        #: address, and where the last one ends. One buffer stands for them.
-        reserved: list[tuple[BufferRecord, int, int]] = []
+        #: address, the last, and where that ends. One buffer stands for them.
+        reserved: list[tuple[BufferRecord, int, BufferRecord, int]] = []
         for space in sorted(present, key=attrgetter("value")):
             for address, buffer in sorted(present[space], key=itemgetter(0)):
                 if not self._is_reserved(buffer):
                     self._number(buffer)
                     continue
                 end = address + buffer.size_per_bank
-                first, start, last = reserved[-1] if reserved else (buffer, address, -1)
-                if last == address and first.space is space:
-                    reserved[-1] = first, start, end
+                first, start, _, reached = reserved[-1] if reserved else (buffer, 0, buffer, -1)
+                if reached == address and first.space is space:
+                    reserved[-1] = first, start, buffer, end
                 else:
-                    reserved.append((buffer, address, end))
-        for first, start, end in reserved:
-            what = (first.space, start, end - start, first.desc, first.origin)
+                    reserved.append((buffer, address, buffer, end))
+        for first, start, last, end in reserved:
+            origin = first.origin
+            if last is not first:
+                origin = f"the buffers from {origin} to {last.origin}"
+            what = (first.space, start, end - start, first.desc, origin)
             self.buffers.append(Buffer(len(self.buffers), *what, pinned=True))
         known = {value for _, value in of_tasks}
         if spaces is not None:
