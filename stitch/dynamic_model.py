@@ -4,11 +4,11 @@ arguments' shapes."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -26,6 +26,19 @@ if TYPE_CHECKING:
 
 #: Static models that are kept; the oldest one is dropped first.
 MAX_MODELS = 256
+
+
+def _only_static(name: str) -> property:
+    """Return a property whose error tells that static models have it."""
+
+    def refuse(self: DynamicModel) -> NoReturn:
+        sizes = ", ".join(f"{size}=..." for size in self.program.sizes.dims)
+        raise UsageError(
+            f"a model with named sizes has no {name}: its static models have",
+            remedy=f"choose sizes: model.at({sizes}).{name}",
+        )
+
+    return property(refuse)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -46,33 +59,29 @@ class DynamicModel:
     target: str
     models: dict[tuple[int, ...], CompiledModel] = field(default_factory=dict)
     structure: CallStructure | None = None
-    #: The same by the sizes of the arguments, each where it is read.
+    #: The same by the sizes of the arguments; see `_key_of`.
     _by_key: dict[Hashable, CompiledModel] = field(default_factory=dict)
-    #: Returns that of a call with these arguments by position.
-    _model_of: Callable[[tuple[Any, ...]], CompiledModel] = field(init=False)
-    #: The same of inputs by name.
-    _model_of_slots: Callable[[Mapping[str, Any]], CompiledModel] = field(init=False)
+    #: An argument with named axes, by position and by name, and neighbours of these axes.
+    _position: int = field(init=False)
+    _name: str = field(init=False)
+    _axes: int | slice = field(init=False)
+    #: Further named axes.
+    _others: tuple[tuple[int, str, int | slice], ...] = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        places = {slot.name: i for i, slot in enumerate(self.program.graph.inputs)}
-        sources = [(name, axis) for name, axis, _ in self.program.sizes.sources]
-        by_position = [(places[name], axis) for name, axis in sources]
-        object.__setattr__(self, "_model_of", _finder(by_position, self._by_key))
-        object.__setattr__(self, "_model_of_slots", _finder(sources, self._by_key))
+        first, *others = _named_axes(self.program)
+        values = (*first, tuple(others))
+        for name, value in zip(("_position", "_name", "_axes", "_others"), values, strict=True):
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         return f"<DynamicModel for {self.target}: {self.program.text()}>"
 
-    def __getattr__(self, name: str) -> Any:
-        if name in ("dump", "binary", "program_at"):
-            raise UsageError(
-                f"a model with named sizes has no {name}: its static models have",
-                remedy="choose sizes: model.at("
-                + ", ".join(f"{size}=..." for size in self.program.sizes.dims)
-                + f").{name}",
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    # Properties, since `__getattr__` makes each attribute of a call slower.
+    binary = _only_static("binary")
+    dump = _only_static("dump")
+    program_at = _only_static("program_at")
 
     @classmethod
     def of(cls, binary: SymbolicBinary) -> DynamicModel:
@@ -149,7 +158,12 @@ class DynamicModel:
         structure = self.structure
         if structure is None and not named:
             try:
-                model = self._model_of(arguments)
+                # `_key_of` by position: written out, since its call takes a third of the time.
+                key: Hashable = arguments[self._position].shape[self._axes]
+                if self._others:
+                    for position, _, axes in self._others:
+                        key = key, arguments[position].shape[axes]
+                model = self._by_key[key]
             except (AttributeError, IndexError, KeyError, TypeError):
                 pass  # A new size, a list, or an error that `_model_for` raises.
             else:
@@ -158,7 +172,7 @@ class DynamicModel:
         if slots is None:
             return self._model_for(arguments, named)(*arguments, **named)
         try:
-            known = self._model_of_slots(slots)
+            known = self._by_key[self._key_of(slots)]
         except (AttributeError, IndexError, KeyError, TypeError):
             known = None
         return (known or self._model_for((), slots)).call_slots(slots)
@@ -189,18 +203,23 @@ class DynamicModel:
                 )  # fmt: skip
         return {name: size for name, (size, _) in found.items()}
 
+    def _key_of(self, inputs: Mapping[str, Any]) -> Hashable:
+        """Return the named sizes of inputs, as nested pairs if there are others than the first."""
+        key: Hashable = inputs[self._name].shape[self._axes]
+        for _, name, axes in self._others:
+            key = key, inputs[name].shape[axes]
+        return key
+
     def _model_for(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> CompiledModel:
-        graph, sizes = self.program.graph, self.program.sizes
+        graph = self.program.graph
         types = [(s.name, graph.input_type(i).text()) for i, s in enumerate(graph.inputs)]
         inputs = arranged(f"model {graph.name!r}", types, arguments, named)
         by_name = {
-            name: value.shape if hasattr(value, "shape") else np.shape(value)
+            name: value if hasattr(value, "shape") else np.asarray(value)
             for (name, _), value in zip(types, inputs, strict=True)
         }
-        found = self.sizes_of(by_name)
-        key = [by_name[name][axis] for name, axis, _ in sizes.sources]
-        model = self.at(**found)
-        self._by_key[key[0] if len(key) == 1 else tuple(key)] = model
+        model = self.at(**self.sizes_of({name: value.shape for name, value in by_name.items()}))
+        self._by_key[self._key_of(by_name)] = model
         return model
 
 
@@ -269,19 +288,16 @@ def _points(sizes: SymbolicSizes, chosen: Mapping[str, int]) -> list[dict[str, i
     ]
 
 
-def _finder(
-    sources: Sequence[tuple[Any, int]], models: Mapping[Hashable, CompiledModel]
-) -> Callable[[Any], CompiledModel]:
-    """Return the function that finds a model by sizes of arguments: one number, else a tuple.
-
-    `sources` are positions or names of arguments, and axes.
-    """
-    if len(sources) == 1:
-        ((place, axis),) = sources
-        return lambda arguments: models[arguments[place].shape[axis]]
-    if len(sources) == 2:
-        (one, first), (other, second) = sources
-        return lambda arguments: models[arguments[one].shape[first], arguments[other].shape[second]]
-    return lambda arguments: models[
-        tuple([arguments[place].shape[axis] for place, axis in sources])
+def _named_axes(program: DynamicProgram) -> list[tuple[int, str, int | slice]]:
+    """Return the named axes of inputs: position, name, and an axis or neighbouring axes."""
+    positions = {slot.name: i for i, slot in enumerate(program.graph.inputs)}
+    found: list[tuple[int, str, int, int]] = []
+    for position, axis, name in sorted(
+        [(positions[name], axis, name) for name, axis, _ in program.sizes.sources]
+    ):
+        start = found.pop()[2] if found and found[-1][::3] == (position, axis) else axis
+        found.append((position, name, start, axis + 1))
+    return [
+        (position, name, start if stop == start + 1 else slice(start, stop))
+        for position, name, start, stop in found
     ]
