@@ -417,8 +417,8 @@ def _write(
     bodies: list[dict[str, Any]] = []
     lines: list[str] = []
     for model, path in zip(models, paths, strict=True):
-        is_static = isinstance(model, api.CompiledModel)
-        warnings, loops = (model.warnings, model.loops) if is_static else ((), ())
+        static = model if isinstance(model, api.CompiledModel) else None
+        warnings, loops = ((), ()) if static is None else (static.warnings, static.loops)
         for warning in warnings:
             say_aside(f"{prog()}: warning: {warning}")
         binary = _stored(model)

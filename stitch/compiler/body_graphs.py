@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,17 +52,32 @@ def add_output_identities(
     )
 
 
-def make_names_unique(values: Sequence[Value]) -> tuple[Value, ...]:
-    """Rename values so that no name is empty or used twice; the first value keeps its name."""
+def program_names(graph: ComputationGraph) -> list[str]:
+    """Return the names of a graph's values in its program: none is empty or used twice.
+
+    Of values of one name the first one keeps it. Values that the graph has numbered are numbered
+    anew, constants first, by the operations that are left: programs of equal operations have equal
+    names, whatever was left out before them.
+    """
+    values = graph.values
     # Names that exist already are never given to another value.
-    own = {value.name: index for index, value in reversed(list(enumerate(values)))}
-    names = FreeNames(own)
-    return tuple([
-        value
-        if value.name and own[value.name] == index
-        else replace(value, name=names.free(value.name or f"v{index}"))
+    own = {v.name: i for i, v in reversed(list(enumerate(values))) if not v.is_numbered}
+    free, numbered = FreeNames(own), FreeNames(own, mark="_", first=1)
+    names = [
+        value.name
+        if value.is_numbered or (value.name and own[value.name] == index)
+        else free.free(value.name or f"v{index}")
         for index, value in enumerate(values)
-    ])  # fmt: skip
+    ]
+    made = [v for o in graph.operations for v in o.outputs if v != ABSENT]
+    for index in [*(constant.value for constant in graph.constants), *made]:
+        if values[index].is_numbered:
+            names[index] = numbered.free(_NUMBER.sub("", names[index]))
+    return names
+
+
+#: What a graph appends to a name.
+_NUMBER = re.compile(r"_\d+$")
 
 
 def operand_name(index: int) -> str:

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stitch.compiler.body_graphs import add_output_identities, make_names_unique
+from stitch.compiler.body_graphs import add_output_identities, program_names
 from stitch.compiler.options import CompileOptions, CompileWarning
 from stitch.errors import CompileError, LayoutError, OutOfMemoryError
 from stitch.graph import (
@@ -431,13 +431,7 @@ class GraphPlacer:
         #: Names and sources of the values that this added.
         added = self._graph.operations[len(graph.operations) :]
         self._copies = [(self._graph.values[o.outputs[0]].name, o.inputs[0]) for o in added]
-        #: New names of values, by index.
-        unique = make_names_unique(self._graph.values)
-        self._names = {
-            i: now.name
-            for i, (now, before) in enumerate(zip(unique, self._graph.values, strict=True))
-            if now is not before
-        }
+        self._names = program_names(self._graph)
         self._packer = ScratchPacker(self._graph.operations, self._graph.placed_values())
         #: By constant its value, and this with its layout; the latter, and its demand.
         self._constants: dict[int, tuple[Value, Value]] = {}
@@ -469,10 +463,8 @@ class GraphPlacer:
         scratch = choose_scratch(expansion_nbytes(graph, plan), machine, l1_slots_per_bank=pinned)
         _move_slots_to_dram(slots, scratch, machine, where)
         values = _placed_values(graph, slots, aliases, machine, place_intermediates(
-            graph.values, plan, scratch
-        ), self._constants)  # fmt: skip
-        for index, unique in self._names.items():
-            values[index] = replace(values[index], name=unique)
+            graph.values, plan, scratch, self._names
+        ), self._names, self._constants)  # fmt: skip
         over = dict(aliases)
         outputs = tuple([
             replace(slot, aliases_input=over[i]) if i in over else slot
@@ -578,18 +570,19 @@ def _no_gap(here: list[_Slot], bottom: int, machine: MachineShape, where: str) -
 
 def _placed_values(
     graph: ComputationGraph, slots: list[_Slot], aliases: Pairs, machine: MachineShape,
-    values: Sequence[Value], known: dict[int, tuple[Value, Value]],
+    values: Sequence[Value], names: Sequence[str], known: dict[int, tuple[Value, Value]],
 ) -> list[Value]:  # fmt: skip
-    """Return the values with the layouts of slots and constants.
+    """Return the values with the names, and with the layouts of slots and constants.
 
     `known` keeps constants, by index the value and with its layout, for graphs with the same ones.
     """
     placed = list(values)
     for slot in slots:
-        placed[slot.value] = replace(placed[slot.value], layout=slot.layout)
+        kind = values[slot.value].type
+        placed[slot.value] = Value(names[slot.value], kind, slot.layout)
     for output, source in aliases:
         taker, given = graph.outputs[output].value, graph.inputs[source].value
-        placed[taker] = replace(placed[taker], layout=placed[given].layout)
+        placed[taker] = Value(names[taker], values[taker].type, placed[given].layout)
     home = Space.HOST if machine.dram is None else Space.DRAM
     kinds = {placed[constant.value].type.data_type for constant in graph.constants}
     layouts = {data_type: Layout(data_type, home) for data_type in kinds}
@@ -598,7 +591,8 @@ def _placed_values(
         found = known.get(constant.value)
         if found is None or found[0] is not value:
             layout = layouts[value.type.data_type]
-            found = known[constant.value] = value, Value(value.name, value.type, layout)
+            name = names[constant.value]
+            found = known[constant.value] = value, Value(name, value.type, layout)
         placed[constant.value] = found[1]
     return placed
 

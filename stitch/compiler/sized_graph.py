@@ -33,13 +33,13 @@ class SizedGraph:
         self._expressions: dict[Expression, int] = {}
         #: The symbolic types: data type, and the number of the expression or the size of each axis.
         self._types: dict[tuple[DataType, tuple[tuple[int, bool], ...]], int] = {}
-        #: The values of symbolic types: index, name, number of the type.
-        self._values: list[tuple[int, str, int]] = []
+        #: The values of symbolic types: index, value, number of the type.
+        self._values: list[tuple[int, Value, int]] = []
         for index, value in enumerate(graph.values):
             axes = tuple([self._axis(size) for size in value.type.shape])
             if any(is_symbolic for _, is_symbolic in axes):
                 number = self._types.setdefault((value.type.data_type, axes), len(self._types))
-                self._values.append((index, value.name, number))
+                self._values.append((index, value, number))
         #: The number of expressions of axes.
         self._axes = len(self._expressions)
         #: The arrays with symbolic elements: type, shape, and elements as the axes of a type.
@@ -74,8 +74,8 @@ class SizedGraph:
             for data_type, axes in self._types
         ]
         values = list(self._graph.values)
-        for index, name, number in self._values:
-            values[index] = Value(name, types[number])
+        for index, value, number in self._values:
+            values[index] = Value(value.name, types[number], None, value.is_numbered)
         arrays = [
             as_read_only(
                 np.array([numbers[n] if symbolic else n for n, symbolic in elements], dtype)
@@ -84,14 +84,14 @@ class SizedGraph:
             for dtype, shape, elements in self._arrays
         ]  # fmt: skip
         constants = list(self._graph.constants)
-        for at, value, number in self._constants:
-            constants[at] = Constant(value, arrays[number])
+        for at, place, number in self._constants:
+            constants[at] = Constant(place, arrays[number])
         return self._graph.resized(tuple(values), tuple(constants))
 
     def _refuse(self, numbers: list[int]) -> None:
         listed = list(self._types)
-        for index, name, number in self._values:
+        for _, value, number in self._values:
             shape = [numbers[n] if symbolic else n for n, symbolic in listed[number][1]]
             if min(shape) < 0 or max(shape) > MAX_SIZE:
-                kind = self._graph.values[index].type.text()
-                raise ValueError(f"{name or 'a value'}, {kind}, would be {shape}")
+                name = value.name or "a value"
+                raise ValueError(f"{name}, {value.type.text()}, would be {shape}")

@@ -82,14 +82,14 @@ class Emitter:
         known = self._constants.find(data)
         if known is not None:
             return self._tensor(known)
-        tensor = self._constant("constant", data)
+        tensor = self._constant("constant", data, is_numbered=True)
         self._unnamed.add(tensor.index)
         return tensor
 
-    def _constant(self, name: str, data: Array) -> SymbolicTensor:
+    def _constant(self, name: str, data: Array, *, is_numbered: bool = False) -> SymbolicTensor:
         self._check_open()
         kind = ValueType(data.shape, data_type_of(data.dtype))
-        tensor = self._value(name, kind)
+        tensor = self._value(name, kind, is_numbered=is_numbered)
         kept = self._constants.add(tensor.index, data)
         self._known.add_constant(tensor.index, kept)
         return tensor
@@ -121,6 +121,7 @@ class Emitter:
         tensors = [None if o is None else self.tensor(o, like) for o in operands]
         while tensors and tensors[-1] is None:
             tensors.pop()
+        is_numbered = isinstance(outputs, int)
         names = [op.lower()] * outputs if isinstance(outputs, int) else list(outputs)
         written = self._attributes(op, domain, attributes)
         indices = tuple(ABSENT if t is None else t.index for t in tensors)
@@ -130,7 +131,10 @@ class Emitter:
             op, types, domain=domain, constants=self._known.operands(draft), attributes=written,
             outputs=len(names), location=draft.location,
         )  # fmt: skip
-        results = tuple(self._value(n, kind) for n, kind in zip(names, inferred, strict=True))
+        results = tuple([
+            self._value(name, kind, is_numbered=is_numbered)
+            for name, kind in zip(names, inferred, strict=True)
+        ])  # fmt: skip
         numbers = tuple(t.index for t in results)
         operation = Operation(op, indices, numbers, written, domain, draft.location)
         self._operations.append(operation)
@@ -199,7 +203,7 @@ class Emitter:
             replace(draft, outputs=(ABSENT,) * len(body.outputs)), [t.type for t in tensors], (),
             bodies=self._bodies.bodies,
         )  # fmt: skip
-        results = tuple([self._value(op.lower(), kind) for kind in kinds])
+        results = tuple([self._value(op.lower(), kind, is_numbered=True) for kind in kinds])
         numbers = tuple([t.index for t in results])
         self._operations.append(replace(draft, outputs=numbers))
         self._made.update(numbers)
@@ -317,7 +321,7 @@ class Emitter:
                 remedy=f"cast the others, for instance with .cast({kinds[0].value!r})",
             )
 
-    def _value(self, name: str, kind: ValueType) -> SymbolicTensor:
+    def _value(self, name: str, kind: ValueType, *, is_numbered: bool = False) -> SymbolicTensor:
         self._check_open()
         times = self._names.get(name, 0)
         unique = name
@@ -326,7 +330,7 @@ class Emitter:
             times += 1
         self._names[name] = max(times, 1)
         self._names.setdefault(unique, 1)
-        self._values.append(Value(unique, kind))
+        self._values.append(Value(unique, kind, is_numbered=is_numbered))
         return self._tensor(len(self._values) - 1)
 
     def _tensor(self: Any, index: int) -> SymbolicTensor:

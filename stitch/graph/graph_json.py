@@ -51,6 +51,7 @@ class _Value(NamedTuple):
     name: str
     shape: tuple[int, ...]
     data_type: DataType
+    is_numbered: bool = False
 
 
 class _Input(NamedTuple):
@@ -138,7 +139,7 @@ def _contents_out(
     part: ComputationGraph | Body, with_data: bool
 ) -> tuple[tuple[_Value, ...], tuple[_Operation, ...], tuple[_Constant, ...]]:
     return (
-        tuple([_Value(v.name, v.type.shape, v.type.data_type) for v in part.values]),
+        tuple([_Value(v.name, v.type.shape, v.type.data_type, v.is_numbered) for v in part.values]),
         tuple([
             _Operation(
                 o.op, o.domain, o.inputs, o.outputs,
@@ -207,7 +208,9 @@ def _values_in(values: Sequence[_Value]) -> tuple[Value, ...]:
     for v in values:
         if min(v.shape, default=0) < 0:
             raise FormatError(f"value {v.name[:60]!r} has a negative dimension")
-    return tuple([Value(v.name, ValueType(v.shape, v.data_type)) for v in values])
+    return tuple(
+        [Value(v.name, ValueType(v.shape, v.data_type), None, v.is_numbered) for v in values]
+    )
 
 
 def _operations_in(operations: Sequence[_Operation], where: str) -> tuple[Operation, ...]:

@@ -183,9 +183,13 @@ def choose_scratch(
 
 
 def place_intermediates(
-    values: Sequence[Value], plan: ScratchPlan, scratch: Scratch
-) -> tuple[Value, ...]:
-    """Return the values with layouts at their offsets in the scratch for intermediate ones."""
+    values: Sequence[Value], plan: ScratchPlan, scratch: Scratch,
+    names: Sequence[str] | None = None,
+) -> tuple[Value, ...]:  # fmt: skip
+    """Return the values with layouts at their offsets in the scratch for intermediate ones.
+
+    `names`: new names of all values; those of the other ones are not used.
+    """
     placed = list(values)
     #: Layouts are checked when they are made: values at one offset share them.
     layouts: dict[tuple[DataType, int], Layout] = {}
@@ -196,7 +200,8 @@ def place_intermediates(
         if layout is None:
             layout = Layout(data_type, scratch.space, address=offset)
             layouts[data_type, offset] = layout
-        placed[index] = Value(value.name, value.type, layout)
+        name = value.name if names is None else names[index]
+        placed[index] = Value(name, value.type, layout)
     return tuple(placed)
 
 

@@ -56,11 +56,19 @@ class Value:
 
     Operators compute in `type.data_type`; `layout.data_type` is the storage type. They differ only
     between floating types (a float32 value may be stored as bfp8).
+
+    Attributes:
+        name: The name; unique in a program.
+        type: The logical type.
+        layout: Where it lies and how; None before placement.
+        is_numbered: Whether the graph named it after its operation with a number (`add_3`): the
+            program numbers such values again, in the order of its operations.
     """
 
     name: str
     type: ValueType
     layout: Layout | None = None
+    is_numbered: bool = False
 
     @property
     def desc(self) -> TensorDesc:

@@ -383,7 +383,7 @@ class _Encoder:
         kind = self._value_type(ValueType(fixed, value.type.data_type))
         is_symbolic = any(size != -1 for size in sizes)
         listed = self._scalars("SymbolicValue", "sizes", sizes) if is_symbolic else 0
-        return self._table("SymbolicValue", name, kind, listed)
+        return self._table("SymbolicValue", name, kind, listed, int(value.is_numbered))
 
     def _symbolic_constant(self, constant: Constant, rows: ExpressionRows) -> int:
         if not isinstance(constant.data, SymbolicData):

@@ -5,7 +5,7 @@ The one table that drives encoding, verifying, decoding and docs/format.md.
 
 from stitch.flatbuffer import FieldSpec, Schema, TableSpec
 
-SCHEMA_SHA256 = "d330aeae9097542dbaec6b4f029ebe66fd54d6a2f5addaba3d9cff0392af9cff"
+SCHEMA_SHA256 = "1edee19ac0027527e244fc75d06eb834c8cbf794b1a067c918c4e7331504e5a5"
 FILE_IDENTIFIER = b"STCH"
 ROOT = "Binary"
 
@@ -161,6 +161,7 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=0, name='name', kind='string', limit=1024),
         FieldSpec(slot=1, name='type', kind='table', of='ValueType', required=True, pooled=True),
         FieldSpec(slot=2, name='sizes', kind='scalars', code='i', minimum=-1, limit=32),
+        FieldSpec(slot=3, name='is_numbered', kind='scalar', code='B', default=0),
     )),
     'SymbolicConstant': TableSpec('SymbolicConstant', (
         FieldSpec(slot=0, name='value', kind='scalar', code='I', default=0),

@@ -111,11 +111,11 @@ class SymbolicDecoder(Decoder):
         return Guard(sides[0], _RELATIONS[relation], sides[1], line, relied, bool(is_specialised))
 
     def _symbolic_value(self, record: Record, index: int, elements: Sequence[Any]) -> Value:
-        name, kind, sizes = record
+        name, kind, sizes, is_numbered = record
         place = f"{_WHERE}.values[{index}]"
         shape, data_type = (value_type := self._value_type(kind)).shape, value_type.data_type
         if not sizes:
-            return Value(name, value_type)
+            return Value(name, value_type, is_numbered=bool(is_numbered))
         if len(sizes) != len(shape):
             detail = f"{len(sizes)} sizes for {len(shape)} axes"
             self._problems.add("symbolic", place, detail)
@@ -130,7 +130,8 @@ class SymbolicDecoder(Decoder):
                 self._problems.add("symbolic", place, detail)
             if type(mixed[axis]) is int and mixed[axis] < 0:
                 self._problems.add("symbolic", place, f"axis {axis} has the size {mixed[axis]}")
-        return Value(name, ValueType(tuple(mixed), data_type))
+        kind_there = ValueType(tuple(mixed), data_type)
+        return Value(name, kind_there, is_numbered=bool(is_numbered))
 
     def _symbolic_constants(
         self, records: Sequence[Record], values: tuple[Value, ...], elements: Sequence[Any]

@@ -161,6 +161,10 @@ class Positions(nn.Module):  # type: ignore[misc]
         positions = torch.arange(length)
         x = x + positions[:, None] * 0.5 + torch.arange(0, length * 2, 2)[None, :, None]
         last = x[:, -1:]
+        columns = torch.arange(4)[None, None]
+        if x.shape[0] != 1:
+            columns = columns.expand(x.shape[0], -1, -1)
+        x = x + columns
         # At length 4 the first row sees nothing.
         seen = (positions[:, None] >= positions) & (positions + 4 != length)
         functions = nn.functional
@@ -175,11 +179,13 @@ def same_texts(module: Any, example: Any, axes: dict[int, stitch.Dim], *sizes: A
         model = stitch.compile(module, (example(*sizes[0]),), dynamic_shapes=(axes,))
         for at in sizes[1:]:
             static = stitch.compile(module, (example(*at),))
-            assert model.at(**dict(zip(names, at, strict=True))).text() == static.text(), at
+            there = model.at(**dict(zip(names, at, strict=True)))
+            assert there.text() == static.text(), at
+            assert there.encode() == static.encode(), at
 
 
 def test_a_module_at_a_size_has_the_text_of_compiling_there() -> None:
-    sizes = [(3, 5), (2, 2), (4, 3), (2, 9), (7, 4), (2, 6)]
+    sizes = [(3, 5), (2, 2), (4, 3), (2, 9), (7, 4), (2, 6), (1, 8)]
     same_texts(Positions(), lambda b, n: torch.zeros(b, n, 4), {0: BATCH, 1: LENGTH}, *sizes)
 
 
@@ -207,7 +213,7 @@ def test_a_language_model_at_a_size_has_the_text_of_compiling_there(name: str) -
     torch.manual_seed(0)
     network = module(module.config_class(**small)).eval()
     draw = random.Random(name)
-    sizes = [(3, 5), *[(draw.randint(2, 40), draw.randint(2, 24)) for _ in range(3)]]
+    sizes = [(3, 5), *[(draw.randint(2, 40), draw.randint(2, 24)) for _ in range(3)], (1, 9)]
     words = partial(torch.ones, dtype=torch.int64)
     same_texts(network, words, {0: BATCH, 1: LENGTH}, *sizes)
 

@@ -188,8 +188,6 @@ def test_what_static_models_have_is_named_where_a_dynamic_one_is_asked_for_it() 
     model = dynamic_model("mlp")
     with pytest.raises(UsageError, match=r"choose sizes: model.at\(batch=...\).binary"):
         _ = model.binary
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = model.nothing
 
 
 def test_a_size_is_a_whole_number_also_where_its_model_is_there() -> None:

@@ -499,8 +499,8 @@ def sink_relu_below_max_pool(graph: ComputationGraph) -> ComputationGraph:
         relu, (result, *_) = operations[first], pool.outputs
         # Keep the names with their meaning: the pool's result, and the activation's.
         between = relu.outputs[0]
-        values[between] = Value(values[result].name, values[result].type)
-        values[result] = Value(graph.values[between].name, values[result].type)
+        values[between] = values[result]
+        values[result] = replace(graph.values[between], type=values[result].type)
         operations[first] = replace(pool, inputs=relu.inputs, outputs=(between,))
         operations[index] = replace(relu, inputs=(between,), outputs=(result,))
         moved.add(first)
