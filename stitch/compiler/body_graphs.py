@@ -52,7 +52,7 @@ def add_output_identities(
     )
 
 
-def program_names(graph: ComputationGraph) -> list[str]:
+def program_names(graph: ComputationGraph | Body) -> list[str]:
     """Return the names of a graph's values in its program: none is empty or used twice.
 
     Of values of one name the first one keeps it. Values that the graph has numbered are numbered
@@ -74,6 +74,12 @@ def program_names(graph: ComputationGraph) -> list[str]:
         if values[index].is_numbered:
             names[index] = numbered.free(_NUMBER.sub("", names[index]))
     return names
+
+
+def named_values(graph: ComputationGraph | Body) -> tuple[Value, ...]:
+    """Return the values of a graph, before placement, with their names in its program."""
+    named = zip(graph.values, program_names(graph), strict=True)
+    return tuple([Value(name, value.type) for value, name in named])
 
 
 #: What a graph appends to a name.

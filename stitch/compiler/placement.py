@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stitch.compiler.body_graphs import add_output_identities, program_names
+from stitch.compiler.body_graphs import add_output_identities, named_values, program_names
 from stitch.compiler.options import CompileOptions, CompileWarning
 from stitch.errors import CompileError, LayoutError, OutOfMemoryError
 from stitch.graph import (
@@ -426,6 +426,9 @@ class GraphPlacer:
         self._machine, self._options = machine, options
         self._placement = slot_placement(graph)
         graph = _with_math_fidelity(graph, options.math_fidelity)
+        if graph.bodies:
+            bodies = [replace(body, values=named_values(body)) for body in graph.bodies]
+            graph = replace(graph, bodies=tuple(bodies))
         #: The graph whose outputs are values of their own.
         self._graph = add_output_identities(graph, self._placement.rounded_outputs(graph))
         #: Names and sources of the values that this added.

@@ -14,7 +14,7 @@ from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
-from stitch.compiler.body_graphs import program_names
+from stitch.compiler.body_graphs import named_values
 from stitch.compiler.passes import FOLD_GROWTH_NBYTES, fold_constants
 from stitch.errors import CompileError, unknown
 from stitch.graph import ComputationGraph, PlacementOption
@@ -75,8 +75,7 @@ def cuttable(graph: ComputationGraph) -> ComputationGraph:
     """Return the graph that is cut: shapes and axes are constants of the parts that need them, and
     values have the names of the whole program."""
     graph = remove_dead_code(fold_constants(graph, FOLD_GROWTH_NBYTES))
-    named = zip(graph.values, program_names(graph), strict=True)
-    return replace(graph, values=tuple([Value(name, value.type) for value, name in named]))
+    return replace(graph, values=named_values(graph))
 
 
 def cut_names(graph: ComputationGraph, most: int) -> tuple[str, ...]:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stitch.compiler import Compilation, CompileOptions, compile_graph
 from stitch.errors import CompileError, LayoutError, OutOfMemoryError, StitchError
-from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.graph.placement import parse_placement
 from stitch.machine import load_machine
 from stitch.program import (
@@ -295,3 +296,26 @@ def test_an_output_stored_rounded_is_not_what_other_operations_read() -> None:
     assert [o.op for o in program.operations] == ["Tanh", "Exp", "Identity"]
     read = {v for operation in program.operations for v in operation.inputs}
     assert program.outputs[0].value not in read
+
+
+def test_a_program_numbers_values_without_a_name_and_keeps_the_others() -> None:
+    def numbered(*, is_longer: bool) -> Program:
+        builder = ComputationGraphBuilder("numbered")
+        x = builder.input("x", (4,), data_type="float32")
+        one = builder.op("Add", x, 2.0)
+        if is_longer:  # What folding and dead code remove counts for no name.
+            builder.op("Add", builder.op("Reshape", one, [4]), 5.0)
+            one = builder.op("Reshape", one, [4])
+        # A name like those of numbers.
+        (named,) = builder.apply("Add", (one, builder.constant(np.float32(3))), ["add_7"], {})
+        builder.output("y", builder.op("Add", builder.op("Add", named, 4.0), named))
+        return compile_graph(builder.build(), N150).program
+
+    short, longer = numbered(is_longer=False), numbered(is_longer=True)
+    assert short.text() == longer.text()
+    assert [short.values[o.outputs[0]].name for o in short.operations] == [
+        "add", "add_7", "add_1", "add_2",
+    ]  # fmt: skip
+    assert [short.values[c.value].name for c in short.constants] == [
+        "constant", "constant_1", "constant_2",
+    ]  # fmt: skip
