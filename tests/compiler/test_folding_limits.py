@@ -6,13 +6,14 @@ import textwrap
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stitch.compiler import compile_graph
-from stitch.compiler.passes.simplification import fold_constants
+from stitch.compiler.passes.simplification import ConstantFolder, fold_constants
 from stitch.errors import FormatError
 from stitch.frontend import module_from_text
-from stitch.graph import ComputationGraph
+from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.machine import load_machine
 
 MIB = 1 << 20
@@ -104,3 +105,17 @@ def test_the_shape_of_a_large_value_is_known_without_the_value(op: str) -> None:
 def test_a_result_beyond_any_memory_is_refused_where_it_is_written(operation: str) -> None:
     with pytest.raises(FormatError, match=r"m\.yaml:4: result of .* is too large"):
         module(operation, "y = ReduceSum(r)")
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"), [("Reshape", [3, 2]), ("Unsqueeze", [0]), ("Expand", [1, 2, 3])]
+)
+def test_a_folded_operation_that_keeps_the_order_shares_memory(op: str, shape: list[int]) -> None:
+    builder = ComputationGraphBuilder("shared")
+    weights = builder.parameter("w", np.arange(6, dtype=np.float32).reshape(2, 3))
+    builder.output("y", builder.op("Relu", builder.op(op, weights, shape)))
+    graph = builder.build()
+    known, _ = ConstantFolder(graph, 0).fold(graph, {})
+    made = graph.operations[0].outputs[0]
+    assert known[made].tolist() == np.arange(6).reshape(graph.values[made].type.shape).tolist()
+    assert np.shares_memory(known[made], graph.constants[0].data)

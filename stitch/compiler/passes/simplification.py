@@ -271,6 +271,9 @@ def _fold(
         symbolic = ops.symbolic_results(operation, arrays, types)
         if symbolic is not None:
             return dict(zip(operation.outputs, symbolic, strict=True))
+        view = _reshaped(operation, arrays, operands, types)
+        if view is not None:
+            return {operation.outputs[0]: view}
         arrays = [None if data is None else np.asarray(data) for data in arrays]
         given = [data for data in arrays if data is not None]
         taken = ops.kernel_workspace(
@@ -293,6 +296,19 @@ def _fold(
         if data.nbytes >= SMALL_NBYTES:
             claim_for(data, data.nbytes, f"for the result of {operation.op}, computed beforehand")
     return folded
+
+
+def _reshaped(
+    operation: Operation, arrays: Sequence[Array | None], operands: Sequence[ValueType | None],
+    types: Sequence[ValueType],
+) -> Array | None:  # fmt: skip
+    """Return the first operand in the shape of the result if that is all that an operation does."""
+    if not keeps_order(operation):
+        return None
+    data, before, after = arrays[0], operands[0], types[0]
+    if data is None or before is None or before.data_type is not after.data_type:
+        return None
+    return data.reshape(after.shape) if data.size == math.prod(after.shape) else None
 
 
 def axis_order(operation: Operation, values: Sequence[Value]) -> tuple[int, ...] | None:
