@@ -70,7 +70,13 @@ class DynamicModel:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        first, *others = _named_axes(self.program)
+        axes = _named_axes(self.program)
+        if not axes:
+            raise UsageError(
+                f"no input of program {self.program.graph.name!r} has an axis of a named size",
+                expected='dynamic_shapes={"x": {0: stitch.Dim("batch", 1, 64)}}',
+            )
+        first, *others = axes
         values = (*first, tuple(others))
         for name, value in zip(("_position", "_name", "_axes", "_others"), values, strict=True):
             object.__setattr__(self, name, value)
@@ -215,7 +221,7 @@ class DynamicModel:
         types = [(s.name, graph.input_type(i).text()) for i, s in enumerate(graph.inputs)]
         inputs = arranged(f"model {graph.name!r}", types, arguments, named)
         by_name = {
-            name: value if hasattr(value, "shape") else np.asarray(value)
+            name: value if isinstance(getattr(value, "shape", None), tuple) else np.asarray(value)
             for (name, _), value in zip(types, inputs, strict=True)
         }
         model = self.at(**self.sizes_of({name: value.shape for name, value in by_name.items()}))

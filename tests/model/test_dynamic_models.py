@@ -173,6 +173,33 @@ def test_calls_choose_by_shape_and_each_size_is_made_once() -> None:
     assert model.at(batch=3) is model.models[3,]
 
 
+@pytest.mark.parametrize("axes", [(2, 0), (1, 0), (2, 1), (0, 2, 1), (-1, 0)])
+def test_calls_find_the_model_by_every_named_axis(axes: tuple[int, ...]) -> None:
+    dims = {axis: stitch.Dim(f"n{i}", 1, 9) for i, axis in enumerate(axes)}
+    model = stitch.compile(lambda x: x + 1, zeros([(4, 4, 4)]), dynamic_shapes={"x": dims})
+    shapes = [(4, 4, 4)] + [
+        tuple(size if at == axis % 3 else 4 for at in range(3)) for axis in axes for size in (1, 9)
+    ]
+    for shape in shapes * 2:
+        assert np.asarray(model(np.zeros(shape, np.float32))).shape == shape
+        assert np.asarray(model(ListedShape(shape))).shape == shape
+    assert len(model.models) == len(model._by_key) == len(shapes)
+    for wrong in [(4,), (4, 4), (4, 4, 4, 4), (1, 10, 10)] * 20:
+        with pytest.raises((UsageError, stitch.LinkError)):
+            model(np.zeros(wrong, np.float32))
+    assert len(model.models) == len(model._by_key) == len(shapes)
+
+
+class ListedShape:
+    """An array of a library whose shapes are lists, which have no hash."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = list(shape)
+
+    def __array__(self, dtype: Any = None, *, copy: Any = None) -> Any:
+        return np.zeros(self.shape, np.float32)
+
+
 def test_a_static_model_is_an_ordinary_one(tmp_path: Any) -> None:
     model, x = dynamic_model("mlp"), weights(6, 12)
     model.at(batch=6).save(tmp_path / "six.ttb")
@@ -357,6 +384,7 @@ def test_bad_calls_are_refused(shapes: Sequence[tuple[int, ...]], message: str) 
 BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (mlp, {"dynamic_shapes": {"y": {0: BATCH}}}, "'y', which is no input"),
     (mlp, {"dynamic_shapes": {"x": {0: "batch"}}}, "mapping of axes to Dims"),
+    (mlp, {"dynamic_shapes": {"x": {}}}, "no input of program 'mlp' has an axis of a named size"),
     (mlp, {"dynamic_shapes": {"x": {0: stitch.Dim("n", 9, 10)}}}, "out of bounds"),
     (mlp, {"optimizer": "sgd", "loss": "mse"}, "only without dynamic_shapes="),
     (mlp, {"algorithm": "search"}, "only without dynamic_shapes="),
