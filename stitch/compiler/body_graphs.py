@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,28 +52,38 @@ def add_output_identities(
     )
 
 
-def program_names(graph: ComputationGraph | Body) -> list[str]:
+def program_names(graph: ComputationGraph | Body, first: Iterable[int] = ()) -> list[str]:
     """Return the names of a graph's values in its program: none is empty or used twice.
 
     Of values of one name the first one keeps it. Values that the graph has numbered are numbered
-    anew, constants first, by the operations that are left: programs of equal operations have equal
-    names, whatever was left out before them.
+    anew by the operations that are left: programs of equal operations have equal names, whatever
+    was left out or folded before them. `first`: values whose numbers come before the others'.
     """
     values = graph.values
+    bases = dict.fromkeys((constant.value for constant in graph.constants), "constant")
+    for v in values_in_order(graph)[len(bases) :]:
+        bases[v] = _NUMBER.sub("", values[v].name)
+    bases = {v: base for v, base in bases.items() if values[v].is_numbered and base}
     # Names that exist already are never given to another value.
-    own = {v.name: i for i, v in reversed(list(enumerate(values))) if not v.is_numbered}
-    free, numbered = FreeNames(own), FreeNames(own, mark="_", first=1)
+    own = {v.name: i for i, v in reversed(list(enumerate(values))) if i not in bases}
+    free = FreeNames(own)
     names = [
         value.name
-        if value.is_numbered or (value.name and own[value.name] == index)
+        if index in bases or (value.name and own[value.name] == index)
         else free.free(value.name or f"v{index}")
         for index, value in enumerate(values)
     ]
-    made = [v for o in graph.operations for v in o.outputs if v != ABSENT]
-    for index in [*(constant.value for constant in graph.constants), *made]:
-        if values[index].is_numbered:
-            names[index] = numbered.free(_NUMBER.sub("", names[index]))
+    numbered = FreeNames((name for i, name in enumerate(names) if i not in bases), "_", 1)
+    for index in dict.fromkeys((*first, *bases)):
+        if index in bases:
+            names[index] = numbered.free(bases[index])
     return names
+
+
+def values_in_order(graph: ComputationGraph | Body) -> list[int]:
+    """Return the values of constants, then the results of operations."""
+    made = [v for operation in graph.operations for v in operation.outputs if v != ABSENT]
+    return [*(constant.value for constant in graph.constants), *made]
 
 
 def named_values(graph: ComputationGraph | Body) -> tuple[Value, ...]:

@@ -20,7 +20,7 @@ from stitch.compiler.passes import (
 from stitch.compiler.placement import GraphPlacer, apply_kinds
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, check_types
-from stitch.linker import drop_unused_values, remove_dead_code
+from stitch.linker import drop_unused_values, order_by_use, remove_dead_code
 from stitch.machine import Machine
 
 _DEFAULTS = CompileOptions()
@@ -66,7 +66,7 @@ def prepare_graph(
                 graph, loops = optimize(scheduled.graph), scheduled.notes
     else:
         graph = drop_unused_values(fold_constants(graph, 0))
-    return graph, loops
+    return order_by_use(graph), loops
 
 
 def require_types(graph: ComputationGraph) -> None:

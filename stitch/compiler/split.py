@@ -14,11 +14,12 @@ from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
-from stitch.compiler.body_graphs import named_values
+from stitch.compiler.body_graphs import program_names, values_in_order
+from stitch.compiler.compile_graph import optimize
 from stitch.compiler.passes import FOLD_GROWTH_NBYTES, fold_constants
 from stitch.errors import CompileError, unknown
 from stitch.graph import ComputationGraph, PlacementOption
-from stitch.linker import drop_unused_values, remove_dead_code
+from stitch.linker import drop_unused_values, order_by_use, remove_dead_code
 from stitch.ops import multiply_adds
 from stitch.program import (
     ABSENT,
@@ -75,7 +76,13 @@ def cuttable(graph: ComputationGraph) -> ComputationGraph:
     """Return the graph that is cut: shapes and axes are constants of the parts that need them, and
     values have the names of the whole program."""
     graph = remove_dead_code(fold_constants(graph, FOLD_GROWTH_NBYTES))
-    return replace(graph, values=named_values(graph))
+    # The passes keep values as they are: those of the program are found by identity.
+    program = order_by_use(optimize(graph))
+    indices = {id(value): i for i, value in enumerate(graph.values)}
+    kept = [program.values[v] for v in values_in_order(program)]
+    names = program_names(graph, [indices[id(v)] for v in kept if id(v) in indices])
+    named = zip(graph.values, names, strict=True)
+    return replace(graph, values=tuple([Value(name, value.type) for value, name in named]))
 
 
 def cut_names(graph: ComputationGraph, most: int) -> tuple[str, ...]:
@@ -204,10 +211,11 @@ class _Lives:
 
 
 def _crossing_names(graph: ComputationGraph) -> dict[int, str]:
-    """Return a unique slot name for each value; inputs keep their names."""
+    """Return a unique slot name for each value; inputs keep their names, outputs have theirs."""
     states = _states_of(graph)
     names = {slot.value: slot.name for slot in graph.inputs}
-    free = FreeNames(names.values(), mark="_", first=1)
+    taken = [*names.values(), *(slot.name for slot in graph.outputs)]
+    free = FreeNames(taken, mark="_", first=1)
     # The name of a state is used by the part that writes it.
     names |= {before: free.free(f"{name}_before") for name, (before, _) in states.items()}
     for v, value in enumerate(graph.values):

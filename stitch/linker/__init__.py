@@ -14,6 +14,7 @@ from stitch.linker.expansion import (
     drop_unused_values,
     expanded,
     expansion_nbytes,
+    order_by_use,
     remove_dead_code,
     with_used_bodies,
 )
@@ -50,7 +51,7 @@ __all__ = [
     "ScratchPacker", "ScratchPlan", "SlotWord", "Wire", "Wiring", "address_problems",
     "chain_in_words", "chain_wires", "check_capacity", "check_link", "choose_scratch", "demands",
     "drop_unused_values", "expanded", "handed_on", "expansion_nbytes", "likely_words",
-    "link_programs", "pack_scratch", "place_intermediates", "program_of_body", "remove_dead_code",
-    "repeated_outputs", "slot_index", "use_problems", "wire",
+    "link_programs", "order_by_use", "pack_scratch", "place_intermediates", "program_of_body",
+    "remove_dead_code", "repeated_outputs", "slot_index", "use_problems", "wire",
     "wires_in_words", "with_used_bodies",
 ]  # fmt: skip

@@ -49,9 +49,25 @@ def drop_unused_values(body: _Body) -> _Body:
         used.update(operation.inputs, operation.outputs)
     used.discard(ABSENT)
     body = with_used_bodies(body)
-    if len(used) == len(body.values):
+    return body if len(used) == len(body.values) else _with_values(body, sorted(used))
+
+
+def order_by_use(body: _Body) -> _Body:
+    """List constants in the order in which operations read them, and values as inputs, constants,
+    results; operations that were removed leave no trace in the order."""
+    reads = dict.fromkeys(v for operation in body.operations for v in operation.inputs)
+    position = {value: i for i, value in enumerate(reads)}
+    last = len(position)
+    constants = sorted(body.constants, key=lambda one: position.get(one.value, last))
+    made = [v for operation in body.operations for v in operation.outputs if v != ABSENT]
+    numbers = [*(s.value for s in body.inputs), *(c.value for c in constants), *made]
+    if numbers == [*range(len(body.values))]:
         return body
-    numbers = sorted(used)
+    return _with_values(replace(body, constants=tuple(constants)), numbers)
+
+
+def _with_values(body: _Body, numbers: Sequence[int]) -> _Body:
+    """Return the list with the values of these numbers, in this order."""
     at = {old: new for new, old in enumerate(numbers)} | {ABSENT: ABSENT}
     return replace(
         body,

@@ -4,6 +4,7 @@ cannot.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -301,21 +302,33 @@ def test_an_output_stored_rounded_is_not_what_other_operations_read() -> None:
 def test_a_program_numbers_values_without_a_name_and_keeps_the_others() -> None:
     def numbered(*, is_longer: bool) -> Program:
         builder = ComputationGraphBuilder("numbered")
-        x = builder.input("x", (4,), data_type="float32")
-        one = builder.op("Add", x, 2.0)
-        if is_longer:  # What folding and dead code remove counts for no name.
-            builder.op("Add", builder.op("Reshape", one, [4]), 5.0)
-            one = builder.op("Reshape", one, [4])
+        x = builder.input("x", (2, 4), data_type="float32")
+        one, table = builder.op("Add", x, 2.0), builder.constant(np.arange(4, dtype=np.float32))
+        if is_longer:  # What passes remove shows in no name and in no order of constants.
+            builder.op("Add", one, 5.0)
+            one, table = builder.op("Expand", one, [2, 4]), builder.op("Expand", table, [4])
         # A name like those of numbers.
         (named,) = builder.apply("Add", (one, builder.constant(np.float32(3))), ["add_7"], {})
-        builder.output("y", builder.op("Add", builder.op("Add", named, 4.0), named))
+        total = builder.op("Add", builder.op("Add", named, table), named)
+        builder.output("y", builder.op("Expand", builder.op("Slice", total, [0], [1]), [2, 4]))
         return compile_graph(builder.build(), N150).program
 
     short, longer = numbered(is_longer=False), numbered(is_longer=True)
     assert short.text() == longer.text()
     assert [short.values[o.outputs[0]].name for o in short.operations] == [
-        "add", "add_7", "add_1", "add_2",
+        "add", "add_7", "add_1", "add_2", "slice", "expand",
     ]  # fmt: skip
     assert [short.values[c.value].name for c in short.constants] == [
-        "constant", "constant_1", "constant_2",
+        "constant", *(f"constant_{number}" for number in range(1, 6)),
     ]  # fmt: skip
+
+
+def test_values_of_a_graph_file_without_a_usable_number_have_names() -> None:
+    value = Value("", ValueType((4,), DataType.FLOAT32), is_numbered=True)
+    values = (value, replace(value, name="_3"), value)
+    graph = ComputationGraph(
+        "hostile", (InputSlot("x", 0),), (OutputSlot("y", 2),), values,
+        (Operation("Tanh", (0,), (1,)), Operation("Neg", (1,), (2,))),
+    )  # fmt: skip
+    names = [one.name for one in compile_graph(graph, N150).program.values]
+    assert all(names) and len(set(names)) == 3

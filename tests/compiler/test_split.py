@@ -162,6 +162,21 @@ def test_a_node_is_named_by_location_or_value(name: str) -> None:
     assert [len(part.operations) for part in parts] == [6, 6]
 
 
+def test_a_name_of_the_program_is_that_of_its_node() -> None:
+    b = ComputationGraphBuilder("twice")
+    x = b.input("x", (2,), "float32")
+    # The passes merge both sums, of which a number is free for the next one.
+    first, again = (b.op("Tanh", b.op("Add", x, 1.0)) for _ in range(2))
+    with b.at("twice:total"):
+        total = b.op("Add", first, again)
+    b.output("y", b.op("Neg", total))
+    graph = b.build()
+    program = compile_graph(graph, load_machine("host")).program
+    (value,) = next(o for o in program.operations if o.location == "twice:total").outputs
+    part, _ = split_graph(graph, [program.values[value].name])
+    assert part.operations[-1].location == "twice:total"
+
+
 @pytest.mark.parametrize(
     ("cuts", "words"),
     [

@@ -11,6 +11,7 @@ import pytest
 
 import stitch
 from stitch.errors import CompileError
+from stitch.graph import ComputationGraphBuilder
 from stitch.machine import load_machine
 from stitch.program import DataType, InputKind
 from stitch.training import Trainable, TrainingOptions
@@ -98,6 +99,20 @@ def test_drawn_graphs_cut_anywhere_have_the_bits_of_the_unsplit_training(seeds: 
 @pytest.mark.parametrize("cut", ["matmul", "tanh", "matmul_1"])
 def test_an_expression_on_both_sides_of_a_cut_is_computed_once(cut: str) -> None:
     compare(model_of(MODELS["twice"]()), [cut])
+
+
+def test_no_stage_passes_a_value_on_under_the_name_of_the_prediction() -> None:
+    b = ComputationGraphBuilder("named")
+    x = b.input("x", (8, 16), "float32")
+    b.op("Tanh", x)  # Dead: the program numbers the other results anew.
+    for name in ("w0", "w1"):
+        w = b.input(name, (16, 16), "float32", InputKind.PARAMETER)
+        x = b.op("Tanh", b.op("MatMul", x, w))
+    b.output("tanh", x)
+    stages = stages_of(model_of(b.build()), *arguments(), ["tanh"]).stages
+    assert [[slot.name for slot in stage.forward.outputs] for stage in stages] == [
+        ["tanh_1"], ["tanh"]
+    ]  # fmt: skip
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -209,9 +209,7 @@ def prepare_for_parts(graph: ComputationGraph, output: str) -> ComputationGraph:
     _check_names(graph, (output,), results, "output")
     states = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
     kept = tuple(slot for slot in graph.outputs if slot.name in {output, *states})
-    # No part passes on a value that has the name of the output.
-    values = [replace(v, name=f"{output}_") if v.name == output else v for v in graph.values]
-    return replace(graph, outputs=kept, values=tuple(values))
+    return replace(graph, outputs=kept)
 
 
 def _with_inputs(
