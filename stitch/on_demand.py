@@ -26,7 +26,8 @@ class late_import:  # It reads as a verb: `with late_import():`.
 
     Raises:
         StitchError: The system cannot open the module's file, for example because the process has
-            too many open files. A later call tries again.
+            too many open files. A later call tries again. Or a package has another version than
+            the module needs.
         CompileError: The module needs torch, which is not installed.
     """
 
@@ -50,6 +51,20 @@ class late_import:  # It reads as a verb: `with late_import():`.
                 where=error.filename,
                 got=error.strerror or str(error),
                 remedy="close files, or raise the limit of open files (ulimit -n), and call again",
+            ) from error
+        if isinstance(error, AttributeError):
+            # `from package import name` replaces an AttributeError by one that hides its cause.
+            from traceback import extract_tb
+
+            from stitch.errors import StitchError
+
+            last = extract_tb(error.__traceback__)[-1]
+            raise StitchError(
+                "a module of Stitch cannot be loaded",
+                where=f"{last.filename}:{last.lineno}",
+                got=f"{type(error).__name__}: {error}",
+                remedy="install the versions of packages that this Stitch needs: "
+                "pip install 'stitch-runtime[onnx,torch]'",
             ) from error
 
 

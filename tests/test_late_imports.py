@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from stitch.errors import StitchError
 
 SCRIPT = """
 import os, resource, sys, traceback
@@ -74,3 +77,16 @@ def test_without_descriptors_a_late_import_is_one_error_and_the_device_goes_on(
 ) -> None:
     said = [line for line in done.stdout.splitlines() if not line.endswith(" done")]
     assert f"{call} done" in done.stdout.splitlines() and not said, done.stdout + done.stderr
+
+
+def test_a_package_of_another_version_is_named_with_the_line_that_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "needs_another"
+    folder.mkdir()
+    face = "__getattr__, _ = names_on_demand(__name__, {'module': 'name'})"
+    (folder / "__init__.py").write_text(f"from stitch.on_demand import names_on_demand\n{face}\n")
+    (folder / "module.py").write_text("import sys\nname = sys.removed\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StitchError, match=r"(?s)module\.py:2.*no attribute 'removed'.*pip install"):
+        exec("from needs_another import name")

@@ -133,7 +133,7 @@ def test_results_lie_on_the_cpu_whatever_device_is_the_default(function: Functio
 
 
 # torch's own module of such derivatives asks for it.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_tangents_are_refused_and_not_lost() -> None:
     """A graph that was compiled without them is called with them."""
     run = torch.compile(lambda x, w: x @ w, backend="stitch")

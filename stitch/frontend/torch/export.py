@@ -270,25 +270,31 @@ def _captured(module: Any, examples: Examples, dynamic_shapes: Any, trains: bool
 class _OwnGradients(TorchFunctionMode):  # type: ignore[misc]  # untyped
     """Refuses functions with a `backward` of their own: torch exports their `forward` only."""
 
-    _applies = torch.autograd.Function.apply.__func__.__code__
-
     def __torch_function__(
         self, function: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
         if not torch.is_grad_enabled() and any(
             getattr(value, "requires_grad", False) for value in pytree.tree_leaves(arguments)
         ):
-            frame: Any = sys._getframe(1)
-            while frame is not None and frame.f_code is not self._applies:
+            forwards, frame = _forwards_of_functions(), sys._getframe(1).f_back
+            while frame is not None and frame.f_code not in forwards:
                 frame = frame.f_back
             if frame is not None:
                 raise CompileError(
                     "torch.export does not see the backward of a torch.autograd.Function",
-                    where=frame.f_locals["cls"].__name__,
+                    where=forwards[frame.f_code],
                     remedy="torch.compile(module, backend='stitch'), which does; or "
                     "x + (y - x).detach(); or checkpoint(use_reentrant=False)",
                 )
         return function(*arguments, **(named or {}))
+
+
+def _forwards_of_functions() -> dict[Any, str]:
+    """Return the code of the `forward` of each torch.autograd.Function, with the class's name."""
+    classes = [torch.autograd.Function]
+    for each in classes:
+        classes += each.__subclasses__()
+    return {getattr(each.forward, "__code__", None): each.__name__ for each in classes}
 
 
 #: Operators whose gradient is not that of their decomposition, and what to write instead.
