@@ -401,7 +401,8 @@ def _refuse_static_options(options: argparse.Namespace) -> None:
     if asked:
         raise UsageError(
             f"{', '.join(asked)} and named sizes exclude each other", where="--input_shape",
-            remedy="give a number for each size: NAME=7x784",
+            remedy="give a number for each size of an ONNX model, NAME=7x784; leave --input_shape "
+            "out for other modules: their examples have sizes",
         )  # fmt: skip
 
 

@@ -262,11 +262,21 @@ class SymbolicSizes:
         checked: dict[str, int] = {}
         for name, dim in self.dims.items():
             given = sizes.get(name)
+            bounds = f"{dim.least} to {dim.most}"
+            axes = ", ".join(f"{n}.shape[{axis}]" for n, axis, d in self.sources if d == name)
             if not isinstance(given, Integral) or isinstance(given, bool):
-                raise UsageError(f"{what} needs a whole number as size {name!r}", got=repr(given))
+                raise UsageError(
+                    f"{what} needs a whole number as size {name!r}", where=axes, expected=bounds,
+                    got=repr(given) if name in sizes else "nothing",
+                    remedy=f"model.at({', '.join(f'{n}={h}' for n, h in self.hints.items())})",
+                )  # fmt: skip
             if not dim.least <= given <= dim.most:
-                raise UsageError(f"size {name!r} of {what} is out of bounds",
-                                 expected=f"{dim.least} to {dim.most}", got=str(given))  # fmt: skip
+                least, most = min(dim.least, given), max(dim.most, given)
+                wider = f'Dim("{name}", {least}, {most}) ({name}:{least}..{most} in --input_shape)'
+                raise UsageError(
+                    f"size {name!r} of {what} is out of bounds", where=axes, expected=bounds,
+                    got=str(given), remedy=f"compile it with {wider}" if given >= 0 else None,
+                )  # fmt: skip
             checked[name] = int(given)
         for guard in self._guards.values():
             if not guard.holds(checked):

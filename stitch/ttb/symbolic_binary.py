@@ -55,13 +55,13 @@ class SymbolicBinary:
 
     def needs_sizes(self, where: str) -> IncompatibleError:
         """Return the error for a use that takes placed programs only."""
-        chosen = ", ".join(
-            f"{dim.name}={self.sizes.hints[dim.name]}" for dim in self.sizes.dims.values()
-        )
+        chosen = [f"{name}={self.sizes.hints[name]}" for name in self.sizes.dims]
         return IncompatibleError(
             f"program {self.graph.name!r} has named sizes: it is placed once they are numbers",
             where=where,
             expected="a file without named sizes",
             got=", ".join(f"{d.name}: {d.least} to {d.most}" for d in self.sizes.dims.values()),
-            remedy=f"choose them: stitch.load(path).at({chosen}) is a model to load or to save",
+            remedy=f"choose them: stitch.load(path).at({', '.join(chosen)}) is a model to load or "
+            f"to save; stitch-run --at={','.join(chosen)} runs the file; stitch-compile without "
+            "named sizes writes one for all commands",
         )

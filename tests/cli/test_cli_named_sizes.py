@@ -100,3 +100,4 @@ def test_what_takes_placed_programs_says_what_to_do(cli: Cli, command: str) -> N
     more = {"link": ["a.ttb", "-o", "o.ttb"], "inspect": ["a.ttb"]}
     done = cli(command, "rich.ttb", *more[command])
     assert done.code == 4 and "stitch.load(path).at(n=8, m=3)" in done.err, done.err
+    assert "stitch-run --at=n=8,m=3" in done.err

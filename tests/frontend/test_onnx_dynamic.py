@@ -262,6 +262,16 @@ def test_dynamic_shapes_that_do_not_fit_the_model_are_refused(shapes: Any, messa
         stitch.compile(made(CASES["fill"]), dynamic_shapes=shapes)
 
 
+def test_an_error_lists_the_dimensions_without_bounds_and_no_others() -> None:
+    proto = model([node("Neg", ["x"], ["y"])], [info("x", ["batch", "rows", 3])], ["y"])
+    with pytest.raises(CompileError, match="left unbound: rows") as caught:
+        stitch.compile(proto, dynamic_shapes={"batch": BATCH})
+    assert "unbound: batch" not in str(caught.value)
+    with pytest.raises(CompileError, match="the shape does not fit") as caught:
+        stitch.compile(proto, input_shapes={"x": (2, 2, 4)})
+    assert "unbound" not in str(caught.value)
+
+
 def test_an_example_out_of_bounds_is_refused() -> None:
     with pytest.raises(UsageError, match="out of bounds"):
         stitch.compile(made(CASES["fill"]), (drawn(41, 5),), dynamic_shapes={"batch": BATCH})

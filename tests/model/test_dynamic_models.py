@@ -224,6 +224,8 @@ def test_a_size_is_a_whole_number_also_where_its_model_is_there() -> None:
     for size in wrong:
         with pytest.raises(UsageError, match="needs a whole number as size 'batch'"):
             model.at(batch=size)
+    with pytest.raises(UsageError, match=r"got: nothing\n  try: model\.at\(batch=\d+\)"):
+        model.at()
 
 
 @pytest.mark.parametrize(
@@ -366,7 +368,8 @@ def test_a_broken_guard_names_the_line_that_relied_on_it(kind: str) -> None:
 
 
 BAD_CALLS: list[tuple[Sequence[tuple[int, ...]], str]] = [
-    ([(3, 5), (4, 5)], r"disagree about size 'batch'"), ([(41, 5), (41, 5)], "out of bounds"),
+    ([(3, 5), (4, 5)], r"disagree about size 'batch'"),
+    ([(41, 5), (41, 5)], r"out of bounds\n.*x\.shape\[0\](.*\n)*.*Dim\(\"batch\", 1, 41\)"),
     ([(0, 5), (0, 5)], "out of bounds"), ([(), (3, 5)], "number of axes"), ([(3, 5)], "missing: y"),
     ([(1, 3, 5), (3, 5)], "'x' has another number of axes"),
     ([(3, 6), (3, 6)], "another shape"), ([(3, 5)] * 3, "surplus"),

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -199,14 +199,15 @@ class _Given:
 
 
 def bind_inputs(
-    graph: Any, examples: Examples, shapes: Shapes, title: str
-) -> tuple[BoundInput, ...]:
+    graph: Any, examples: Examples, shapes: Shapes, title: str,
+    axes: Mapping[str, Mapping[int, Dim]] = MappingProxyType({}),
+) -> tuple[BoundInput, ...]:  # fmt: skip
     """The graph's inputs in order; those with an initializer only where an example names them.
 
     A symbolic dimension of an input without an example takes the size that the examples give to its
     name; names that are no identifiers (`?`, `-1`) are nobody's. Examples may give one name two
     sizes, as ONNX Runtime lets them. Raises `CompileError`, and `FormatError` for two
-    inputs of one name.
+    inputs of one name. `axes` are the Dims of inputs by axis.
     """
     defaults = {tensor.name for tensor in graph.initializer}
     defaults |= {tensor.values.name for tensor in graph.sparse_initializer}
@@ -223,6 +224,7 @@ def bind_inputs(
     problems: list[str] = []
     declared: list[_Declared] = []
     known: dict[str, _Given] = {}
+    refused: set[str] = set()
     for info in wanted:
         try:
             one = _declared(info)
@@ -231,9 +233,13 @@ def bind_inputs(
             if given_input is not None:
                 known[info.name] = given_input
         except StitchError as error:
+            refused.add(info.name)
             problems.append(_line(info.name, error))
     sizes = _sizes(declared, known)
-    bound = [_bound(one, known.get(one.name), sizes, problems) for one in declared]
+    bound = [
+        _bound(one, known.get(one.name), sizes, axes.get(one.name, ()), problems)
+        for one in declared if one.name not in refused
+    ]  # fmt: skip
     if problems:
         raise CompileError(
             "the inputs of the model cannot be bound:\n  - " + "\n  - ".join(problems),
@@ -353,8 +359,9 @@ def _sizes(declared: Sequence[_Declared], known: Mapping[str, _Given]) -> dict[s
 
 
 def _bound(
-    declared: _Declared, given: _Given | None, sizes: Mapping[str, set[int]], problems: list[str]
-) -> BoundInput | None:
+    declared: _Declared, given: _Given | None, sizes: Mapping[str, set[int]],
+    named: Collection[int], problems: list[str],
+) -> BoundInput | None:  # fmt: skip
     if given is not None:
         kind = ValueType(given.shape, declared.data_type)
         return BoundInput(declared.name, kind, given.example, given.placement)
@@ -366,6 +373,8 @@ def _bound(
         known = sizes.get(dimension, set()) if isinstance(dimension, str) else set()
         if isinstance(dimension, int) or len(known) == 1:
             shape += [dimension] if isinstance(dimension, int) else known
+            continue
+        if axis in named:
             continue
         spelled = dimension or f"axis {axis}"
         several = f" (in other inputs it is {' and '.join(map(str, sorted(known)))})"
@@ -532,7 +541,7 @@ def from_onnx_dynamic(
     inputs = [
         replace(one, type=ValueType(sizes.shape_of(one.name, one.type.shape), one.type.data_type))
         for one in bind_inputs(
-            flat.graph, examples, example_shapes(declared, axes, known, shapes), read.title
+            flat.graph, examples, example_shapes(declared, axes, known, shapes), read.title, axes
         )
     ]
     graph = _translated(read, flat, inputs, Loops(MAX_ROUNDS), sizes)
