@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from stitch.argument_kinds import (
+    EXAMPLES,
     INDEX_OR_NAME,
     LIST,
     MAPPING,
@@ -126,7 +127,7 @@ def compile(
     **options: Any,
 ) -> CompiledStages: ...
 @takes(
-    example_inputs=either(LIST, MAPPING), target=MACHINE, name=optional(TEXT),
+    example_inputs=EXAMPLES, target=MACHINE, name=optional(TEXT),
     role=member_of(Role, "a role"),
     placement=either(_OPTION, several("a list of placement options", _OPTION)),
     input_shapes=optional(MAPPING), weights=optional(MAPPING), trainable=optional(WORDS),
@@ -221,8 +222,10 @@ def compile(
         }  # fmt: skip
         others = [word for word, value in asked_too.items() if value is not None]
         if others:
-            raise UsageError("compile takes these only without dynamic_shapes=",
-                             got=", ".join(others))  # fmt: skip
+            raise UsageError(
+                "compile takes these only without dynamic_shapes=", got=", ".join(others),
+                remedy="leave dynamic_shapes= out; a training takes batches of other sizes too",
+            )  # fmt: skip
         read = read_dynamic(module, example_inputs, dynamic_shapes, input_shapes)
         options = CompileOptions(_placement(placement), name, Role(role), executor=executor,
                                  math_fidelity=MathFidelity(math_fidelity))  # fmt: skip
@@ -275,7 +278,7 @@ def compile(
 
 
 @takes(
-    example_inputs=either(LIST, MAPPING), parts=WHOLE, at=optional(either(TEXT, WORDS)),
+    example_inputs=EXAMPLES, parts=WHOLE, at=optional(either(TEXT, WORDS)),
     input_shapes=optional(MAPPING), unroll=optional(WHOLE), name=optional(TEXT),
     placement=either(_OPTION, several("a list of placement options", _OPTION)),
 )  # fmt: skip

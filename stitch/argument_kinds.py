@@ -23,18 +23,21 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class ArgumentKind:
-    """A kind of argument: its description, and a predicate."""
+    """A kind of argument: its description, a predicate, and what to do for what it refuses."""
 
     text: str
     accepts: Callable[[Any], bool]
+    remedy: str | None = None
 
     def check(self, call: str, parameter: str, value: object) -> None:
         """Raise `UsageError` for an argument of another kind."""
         if not self.accepts(value):
-            shown = " ".join(repr(value).split())[:60]
+            shape = getattr(value, "shape", None)
+            shown = " ".join(repr(value).split())[:60] if shape is None else str(list(shape))
             raise UsageError(
-                f"{call} takes {self.text} as {parameter}", got=f"{type(value).__name__}: {shown}"
-            )
+                f"{call} takes {self.text} as {parameter}",
+                got=f"{type(value).__name__}: {shown}", remedy=self.remedy,
+            )  # fmt: skip
 
 
 def instance_of(text: str, *types: type) -> ArgumentKind:
@@ -93,6 +96,11 @@ WORDS = several("a list of names", TEXT)
 LIST = ArgumentKind(
     "a list or tuple",
     lambda value: isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray),
+)
+EXAMPLES = ArgumentKind(
+    "a list or tuple or a mapping",
+    lambda value: isinstance(value, Mapping) or LIST.accepts(value),
+    "write one argument as a tuple: (x,)",
 )
 CALLABLE = ArgumentKind("a function", callable)
 WRITABLE = with_method("an open text file", "write")

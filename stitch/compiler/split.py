@@ -138,9 +138,10 @@ def _named_cuts(graph: ComputationGraph, names: Sequence[str]) -> tuple[int, ...
     for name in filter(None, chain.from_iterable(listed)):
         if name not in places:
             raise unknown(
-                f"graph {graph.name!r} has no node {name!r} to cut after", name, places,
+                f"program {graph.name!r} has no node {name!r} to cut after", name, places,
                 CompileError,
-                expected="a node, or a value that one makes; nodes on constants alone are folded",
+                expected="a node, or a value that one makes, as the compiled program has them "
+                "(model.text(), stitch-inspect --section=operations)",
             )  # fmt: skip
         end = places[name]
         if end in ends or end == len(graph.operations):
