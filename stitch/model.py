@@ -475,6 +475,9 @@ class CompiledModel(ModelOfBinary):
         from stitch.training import constants_of, part_of
 
         constants = constants_of(self.graph)
+        if name in self.graph.initial_state:
+            raise UsageError(f"{name!r} is a state of this model, and no constant",
+                             remedy=f"model.state()[{name!r}] has what calls left")  # fmt: skip
         if name not in constants:
             raise UsageError(f"this model has no constant {name!r}",
                              remedy=closest(name, constants) or None)  # fmt: skip
@@ -485,6 +488,9 @@ class CompiledModel(ModelOfBinary):
 
         Raises `UsageError` for an unknown name, `LinkError` for another shape.
         """
+        if self.training is None and name in self.graph.initial_state:
+            raise UsageError(f"{name!r} is a state of this model, and no constant",
+                             remedy=f"model.reset_state({{{name!r}: array}})")  # fmt: skip
         if self.training is None:
             raise UsageError(
                 "the weights of a model compiled for inference cannot be changed",

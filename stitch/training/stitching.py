@@ -277,6 +277,8 @@ def batch_arrays(
                 "the batch must have one array for each input of the model",
                 expected=", ".join([port.name for port in ports]),
                 got=f"{len(batch)} by position; by name: {', '.join(named) or 'none'}",
+                remedy=f"model({', '.join([port.name for port in ports])}); "
+                "the loss takes the labels: loss_fn(prediction, labels)",
             )
         batch = (*batch, *[named[name] for name in later])
     return [_batch_array(port, value) for port, value in zip(ports, batch, strict=True)]

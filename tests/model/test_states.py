@@ -229,6 +229,10 @@ def test_states_are_slots_and_constants_are_none() -> None:
     assert kinds == {"x": InputKind.ACTIVATION, **dict.fromkeys(names, InputKind.STATE)}
     assert [slot.name for slot in model.program.outputs] == ["output", *names]
     assert [*model.state()] == names
+    with pytest.raises(UsageError, match=r"'past' is a state(.*\n)*.*model\.state\(\)\['past'\]"):
+        model.get_tensor("past")
+    with pytest.raises(UsageError, match=r"'past' is a state(.*\n)*.*model\.reset_state"):
+        model.set_tensor("past", 0.0)
     assert stitch.compile(torch.nn.Linear(3, 3), (torch.zeros(3),)).state() == {}
 
 

@@ -278,8 +278,9 @@ def test_a_graph_with_nothing_to_train_is_refused() -> None:
 
 def test_a_batch_of_other_inputs_is_refused_before_anything_runs() -> None:
     model = compiled()
-    with pytest.raises(UsageError, match="one array for each input"):
-        model()
+    for batch in ((), (np.zeros((4, 6)),) * 2):
+        with pytest.raises(UsageError, match=r"one array for each input(.*\n)*  try: model\(x\)"):
+            model(*batch)
 
 
 def test_a_training_for_another_machine_names_the_target_of_the_device() -> None:
