@@ -31,7 +31,7 @@ from stitch.ops.inference import (
 )
 from stitch.ops.steps import along, copy_steps
 from stitch.ops.workspaces import workspace
-from stitch.program import Array, ValueType, is_same_size, is_symbolic
+from stitch.program import Array, ValueType, is_symbolic
 
 # Batching -----------------------------------------------------------------------------------------
 
@@ -72,6 +72,12 @@ def _length(before: int, scale: float) -> float:
     return float(np.float32(before) * np.float32(scale))
 
 
+def _resized_length(before: int, scale: float) -> int:
+    if is_symbolic(before) and scale % 1 == 0 and before * int(scale) <= _EXACT:
+        return before * int(scale)
+    return math.floor(_length(before, scale))
+
+
 def _plan(
     attributes: Attributes,
     shape: Shape,
@@ -85,11 +91,7 @@ def _plan(
         regions = [(float(roi[i]), float(roi[len(axes) + i])) for i in range(len(axes))]
     if scales is not None and scales.size:
         factors = [float(value) for value in scales]
-        after = [
-            shape[a] if f == 1 and is_symbolic(shape[a]) and shape[a] <= _EXACT
-            else math.floor(_length(shape[a], f))
-            for a, f in zip(axes, factors, strict=True)
-        ]  # fmt: skip
+        after = [_resized_length(shape[a], f) for a, f in zip(axes, factors, strict=True)]
     else:
         assert sizes is not None
         after = [int(value) for value in sizes]
@@ -140,6 +142,20 @@ def _known(context: InferenceContext, index: int, name: str) -> Array | None:
     return context.known_data(index, name).reshape(-1)
 
 
+def _stretched(
+    context: InferenceContext, x: ValueType, axes: Shape, sizes: Shape
+) -> tuple[ValueType, ...]:
+    """Return the type of axes with sizes of their own, which may be symbolic."""
+    shape = list(x.shape)
+    for axis, size in zip(axes, sizes, strict=True):
+        if size < 0:
+            raise context.fail("sizes of Resize must be at least 0", got=sizes)
+        if size != 0 and shape[axis] == 0:
+            raise context.fail(f"axis {axis} of size 0 cannot be resized to {size}", got=x.shape)
+        shape[axis] = size
+    return (ValueType(tuple(shape), x.data_type),)
+
+
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     nearest = context.string_of("mode") == "nearest"
     x = context.require_type(0, EVERY if nearest else FLOATS)
@@ -155,16 +171,9 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     sizes = None
     if context.present(3) is not None:
         given = context.known_ints(3, "sizes")
-        if scales is None and len(given) == len(axes) and not crops and _is_stretched(context):
-            # Axes that keep a symbolic size.
-            kept = [
-                is_symbolic(size) and is_same_size(size, x.shape[axis])
-                for size, axis in zip(given, axes, strict=True)
-            ]
-            axes = tuple(axis for axis, keeps in zip(axes, kept, strict=True) if not keeps)
-            given = tuple(size for size, keeps in zip(given, kept, strict=True) if not keeps)
-            if not axes:
-                return (x,)
+        is_free = scales is None and not crops and _is_stretched(context)
+        if is_free and len(given) == len(axes) and any(map(is_symbolic, (*given, *x.shape))):
+            return _stretched(context, x, axes, given)
         sizes = np.array(given, np.int64)
     if crops and roi is None:
         raise context.fail("Resize with tf_crop_and_resize requires operand 1 (roi)")

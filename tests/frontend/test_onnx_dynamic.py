@@ -43,6 +43,7 @@ def branch(op: str) -> Any:
 Case = tuple[dict[str, list[Any]], list[Any], dict[str, Any]]
 X = {"x": ["batch", 5]}
 IMAGE = {"x": ["batch", 2, 4, 6]}
+PLANE = {"x": [1, 2, "batch", "length"]}
 SHAPE = node("Shape", ["x"], ["s"])
 FIRST = node("Gather", ["s", "zero"], ["n"])
 CASES: dict[str, Case] = {
@@ -82,6 +83,19 @@ CASES: dict[str, Case] = {
     "resize by scales": (
         IMAGE, [node("Resize", ["x", "", "scales"], ["y"], mode="nearest")],
         {"scales": np.array([1, 1, 2, 2], np.float32)},
+    ),
+    "resize named axes by whole scales": (
+        PLANE, [node("Resize", ["x", "", "scales"], ["y"], mode="nearest")],
+        {"scales": np.array([1, 1, 3, 2], np.float32)},
+    ),
+    "resize named axes to sizes of others": (
+        PLANE, [SHAPE, node("Mul", ["s", "times"], ["t"]),
+                node("Resize", ["x", "", "", "t"], ["y"], mode="linear")],
+        {"times": whole(1, 1, 2, 3)},
+    ),
+    "resize named axes to one size": (
+        PLANE, [node("Resize", ["x", "", "", "t"], ["y"], mode="linear")],
+        {"t": whole(1, 2, 7, 9)},
     ),
     "a size as a number": (
         X, [SHAPE, FIRST, node("Cast", ["n"], ["f"], to=FLOAT), node("Div", ["x", "f"], ["y"])],

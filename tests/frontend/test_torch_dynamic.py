@@ -199,6 +199,30 @@ def test_ranges_of_equal_and_of_other_sizes_are_told_apart() -> None:
     same_texts(Ranges(), torch.zeros, {0: BATCH, 1: LENGTH}, (3, 5), (4, 4), (3, 4), (4, 3))
 
 
+class Resized(nn.Module):  # type: ignore[misc]
+    """Nearest resizing to the size of another tensor, by whole scales, and to a fixed size."""
+
+    def forward(self, x: Any) -> Any:
+        resize, half = nn.functional.interpolate, nn.functional.max_pool2d(x, 2)
+        back = x + resize(half, size=x.shape[-2:])
+        return back, resize(half, scale_factor=(2, 3)), resize(x, size=(5, 7)), resize(x, (64, 9))
+
+
+def test_nearest_resizing_keeps_named_sizes() -> None:
+    module, axes = Resized(), {2: stitch.Dim("rows", 4, 40), 3: stitch.Dim("columns", 4, 24)}
+
+    def example(rows: int, columns: int) -> Any:
+        return torch.randn(1, 2, rows, columns)
+
+    same_texts(module, example, axes, (6, 8), (4, 5), (40, 24), (5, 7))
+    model = stitch.compile(module, (example(6, 8),), dynamic_shapes=(axes,))
+    assert not model.program.guards
+    for sizes in ((6, 8), (7, 9), (40, 4), (5, 7)):
+        x = example(*sizes)
+        for ours, theirs in zip(model(x), module(x), strict=True):
+            assert torch.equal(arrays(ours), theirs)
+
+
 @pytest.mark.campaign("dynamic_sizes")
 @pytest.mark.parametrize("name", ["BertModel", "LlamaForCausalLM", "GPT2Model"])
 def test_a_language_model_at_a_size_has_the_text_of_compiling_there(name: str) -> None:

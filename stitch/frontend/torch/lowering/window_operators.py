@@ -14,7 +14,7 @@ import torch
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, Several
 from stitch.graph import SymbolicTensor
-from stitch.program import Array
+from stitch.program import Array, DataType, int64_array
 
 aten = torch.ops.aten
 Sizes = Sequence[int] | None
@@ -132,14 +132,31 @@ def _step(length: int, size: int, scales: Scales, axis: int) -> float:
 
 
 def _nearest(call: Call, x: SymbolicTensor, sizes: Sizes, scales: Scales = None) -> SymbolicTensor:
-    by_lengths = len(x.shape) == 4 and sum(call.shape[2:]) <= SMALL_IMAGE
-    for axis, (length, size) in enumerate(zip(x.shape[2:], call.shape[2:], strict=True)):
-        used = None if by_lengths and size in (length, 2 * length) else scales
+    b, shape = call.builder, x.shape
+    for axis, (length, size) in enumerate(zip(shape[2:], call.shape[2:], strict=True)):
+        scale = None if scales is None else scales[axis]
+        # Of whole numbers and of less than 1, scale and lengths say the same.
+        if scale is not None and scale > 1 and scale % 1:
+            is_small = len(shape) == 4 and sum(call.shape[2:]) <= SMALL_IMAGE
+            scale = None if is_small and size in (length, 2 * length) else scale
+        numbers = b.op("Range", 0, int64_array([size], ()), 1)
         # torch computes the index in float32.
-        step = np.float32(_step(length, size, used, axis))
-        index = np.floor(np.arange(size, dtype=np.float32) * step).astype(np.int64)
-        x = call.builder.gather(x, np.minimum(index, length - 1), axis + 2)
+        index = b.mul(b.cast(numbers, DataType.FLOAT32), _nearest_step(call, length, size, scale))
+        last = b.constant(int64_array([length - 1], ()))
+        index = b.minimum(b.cast(b.op("Floor", index), DataType.INT64), last)
+        x = b.gather(x, index, axis + 2)
     return x
+
+
+def _nearest_step(
+    call: Call, length: int, size: int, scale: float | None
+) -> SymbolicTensor | np.float32:
+    """Elements of the source per element of the result, in float32; sizes may be symbolic."""
+    if scale is not None:
+        return np.float32(1.0 / scale)
+    b = call.builder
+    lengths = [b.cast(b.constant(int64_array([n], ())), DataType.FLOAT64) for n in (length, size)]
+    return b.cast(b.div(*lengths), DataType.FLOAT32)
 
 
 def _linear(
