@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,16 +52,16 @@ def add_output_identities(
     )
 
 
-def program_names(graph: ComputationGraph | Body, first: Iterable[int] = ()) -> list[str]:
+def program_names(graph: ComputationGraph | Body) -> list[str]:
     """Return the names of a graph's values in its program: none is empty or used twice.
 
     Of values of one name the first one keeps it. Values that the graph has numbered are numbered
     anew by the operations that are left: programs of equal operations have equal names, whatever
-    was left out or folded before them. `first`: values whose numbers come before the others'.
+    was left out or folded before them.
     """
     values = graph.values
     bases = dict.fromkeys((constant.value for constant in graph.constants), "constant")
-    for v in values_in_order(graph)[len(bases) :]:
+    for v in (v for operation in graph.operations for v in operation.outputs if v != ABSENT):
         bases[v] = _NUMBER.sub("", values[v].name)
     bases = {v: base for v, base in bases.items() if values[v].is_numbered and base}
     # Names that exist already are never given to another value.
@@ -74,16 +74,9 @@ def program_names(graph: ComputationGraph | Body, first: Iterable[int] = ()) -> 
         for index, value in enumerate(values)
     ]
     numbered = FreeNames((name for i, name in enumerate(names) if i not in bases), "_", 1)
-    for index in dict.fromkeys((*first, *bases)):
-        if index in bases:
-            names[index] = numbered.free(bases[index])
+    for index, base in bases.items():
+        names[index] = numbered.free(base)
     return names
-
-
-def values_in_order(graph: ComputationGraph | Body) -> list[int]:
-    """Return the values of constants, then the results of operations."""
-    made = [v for operation in graph.operations for v in operation.outputs if v != ABSENT]
-    return [*(constant.value for constant in graph.constants), *made]
 
 
 def named_values(graph: ComputationGraph | Body) -> tuple[Value, ...]:

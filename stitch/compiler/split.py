@@ -14,7 +14,7 @@ from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
-from stitch.compiler.body_graphs import program_names, values_in_order
+from stitch.compiler.body_graphs import add_output_identities, program_names
 from stitch.compiler.compile_graph import optimize
 from stitch.compiler.passes import FOLD_GROWTH_NBYTES, fold_constants
 from stitch.errors import CompileError, unknown
@@ -76,13 +76,15 @@ def cuttable(graph: ComputationGraph) -> ComputationGraph:
     """Return the graph that is cut: shapes and axes are constants of the parts that need them, and
     values have the names of the whole program."""
     graph = remove_dead_code(fold_constants(graph, FOLD_GROWTH_NBYTES))
+    program = add_output_identities(order_by_use(optimize(graph)))
     # The passes keep values as they are: those of the program are found by identity.
-    program = order_by_use(optimize(graph))
-    indices = {id(value): i for i, value in enumerate(graph.values)}
-    kept = [program.values[v] for v in values_in_order(program)]
-    names = program_names(graph, [indices[id(v)] for v in kept if id(v) in indices])
-    named = zip(graph.values, names, strict=True)
-    return replace(graph, values=tuple([Value(name, value.type) for value, name in named]))
+    names = dict(zip(map(id, program.values), program_names(program), strict=True))
+    free = FreeNames(names.values(), mark="_", first=1)
+    values = [
+        Value(names.get(id(value)) or free.free(value.name or f"v{index}"), value.type)
+        for index, value in enumerate(graph.values)
+    ]
+    return replace(graph, values=tuple(values))
 
 
 def cut_names(graph: ComputationGraph, most: int) -> tuple[str, ...]:
