@@ -25,7 +25,7 @@ from stitch.program import (
 )
 from stitch.report import counted
 from stitch.runtime import check_program, make_executor, program_peak
-from stitch.ttb import SYMBOLIC_SIZES, Binary, FileSizes, Origin, SymbolicBinary
+from stitch.ttb import Binary, FileSizes, Origin, SymbolicBinary
 
 #: The executor whose host memory is shown.
 HOST_EXECUTOR = "numpy"
@@ -40,18 +40,16 @@ def describe(binary: Binary, sizes: FileSizes, sections: Sequence[str]) -> dict[
         _program(p, binary.machine, sections) | _lives(binary.origin, p, sections)
         for p in binary.programs
     ]
-    return {**_head(binary, binary.requires, sizes), "programs": programs}
+    return {**_head(binary, sizes), "programs": programs}
 
 
-def _head(
-    binary: Binary | SymbolicBinary, requires: Sequence[str], sizes: FileSizes
-) -> dict[str, Any]:
+def _head(binary: Binary | SymbolicBinary, sizes: FileSizes) -> dict[str, Any]:
     origin = binary.origin if isinstance(binary, Binary) else None
     return {
         "format_version": str(binary.version),
         "producer": binary.producer,
         "opset": binary.opset,
-        "requires": list(requires),
+        "requires": list(binary.requires),
         "machine": machine_json(binary.machine),
         **({} if origin is None else {"origin": _origin(origin)}),
         "size": {
@@ -92,7 +90,7 @@ def describe_symbolic(
             }
             for c in graph.constants if has_symbols(c.data)
         ]  # fmt: skip
-    head = _head(binary, (SYMBOLIC_SIZES,), sizes)
+    head = _head(binary, sizes)
     return {**head, "programs": [], "symbolic": program}
 
 

@@ -26,10 +26,10 @@ from stitch.ttb.file import (
     load_any,
     save,
 )
-from stitch.ttb.symbolic_binary import SYMBOLIC_SIZES, SymbolicBinary
+from stitch.ttb.symbolic_binary import SymbolicBinary
 
 __all__ = [
-    "CURRENT", "FEATURES", "OPSET", "SOURCE", "SYMBOLIC_SIZES", "Binary", "FileSizes",
+    "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "FileSizes",
     "Origin", "SymbolicBinary",
     "TensorLife", "Version", "content_of", "encode",
     "initial_values", "inspect_sizes", "load", "load_any", "metadata_crc32",

@@ -49,6 +49,7 @@ FEATURES: frozenset[str] = frozenset(
         "foreign_operators",
         "math_fidelity",
         "narrow_types",
+        "numbered_values",
         "scans",
         "seams",
         "symbolic_sizes",

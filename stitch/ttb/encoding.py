@@ -41,7 +41,7 @@ from stitch.ttb.binary import Binary, SegmentRow
 from stitch.ttb.decoding import CODES
 from stitch.ttb.envelope import Segments
 from stitch.ttb.generated import ENUMS, FILE_IDENTIFIER, SCHEMA, TABLES, UNIONS
-from stitch.ttb.symbolic_binary import RELATION_NAMES, SYMBOLIC_SIZES, SymbolicBinary
+from stitch.ttb.symbolic_binary import RELATION_NAMES, SymbolicBinary
 
 #: Writes one value into the table that a builder has begun.
 Prepend = Callable[[Any, Any], None]
@@ -187,7 +187,7 @@ class _Encoder:
 
     def symbolic_root(self, binary: SymbolicBinary) -> bytes:
         symbolic = self._symbolic_program(binary)
-        return self._finished(binary, (SYMBOLIC_SIZES,), self._empty_vector(), symbolic)
+        return self._finished(binary, binary.requires, self._empty_vector(), symbolic)
 
     def _finished(
         self, binary: Binary | SymbolicBinary, required: Sequence[str], programs: int, symbolic: int

@@ -14,9 +14,6 @@ from stitch.ttb.binary import CURRENT, OPSET, SegmentRow, Version
 if TYPE_CHECKING:
     from stitch.graph import ComputationGraph
 
-#: The feature that a reader of such files must know; it includes those before it.
-SYMBOLIC_SIZES = "symbolic_sizes"
-
 #: The schema's names of the relations of guards.
 RELATION_NAMES: Mapping[str, str] = {
     "EQUAL": "==", "NOT_EQUAL": "!=", "LESS": "<", "LESS_OR_EQUAL": "<=",
@@ -47,6 +44,12 @@ class SymbolicBinary:
         return (
             f"<SymbolicBinary {self.version} for {self.machine.name}: {self.graph.name} ({names})>"
         )
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """The features that a reader must know; `symbolic_sizes` includes those before it."""
+        is_numbered = any(value.is_numbered for value in self.graph.values)
+        return (*(["numbered_values"] if is_numbered else []), "symbolic_sizes")
 
     def stored_constants(self) -> OperationList:
         """Return the constants that have segments, with the values."""

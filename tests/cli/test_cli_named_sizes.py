@@ -34,14 +34,14 @@ def test_inspect_shows_sizes_expressions_and_guards_with_their_lines(cli: Cli) -
     done = cli("inspect", "rich.ttb", "--section=all", "--verify=full")
     assert (done.code, done.err) == (0, "")
     for line in (
-        "requires symbolic_sizes", "  size   n: 2 to 40, compiled at 8",
+        "requires numbered_values, symbolic_sizes", "  size   n: 2 to 40, compiled at 8",
         "  guard  4 < n (symbolic_specimens.py:17)", "  input  x: nxmxf32",
         "  output output_0: (n // 2)xmxf32", "  constant constant_4 = [m*n]",
         "reshape: (m*n)xf32 = Reshape(mul, constant_4)", "all checksums match",
     ):  # fmt: skip
         assert line in done.out, line
     shown = json.loads(cli("inspect", "rich.ttb", "--json").out)
-    assert shown["programs"] == [] and shown["requires"] == ["symbolic_sizes"]
+    assert shown["programs"] == [] and shown["requires"] == ["numbered_values", "symbolic_sizes"]
     assert shown["symbolic"]["sizes"][1] == {"name": "m", "least": 2, "most": 9, "example": 3}
     assert shown["symbolic"]["guards"][0] == {
         "left": "4", "relation": "<", "right": "n", "line": "symbolic_specimens.py:17",
