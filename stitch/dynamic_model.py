@@ -10,8 +10,6 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from stitch.argument_kinds import PATH, arranged, takes
 from stitch.compiler import CompileOptions, DynamicProgram, compile_dynamic
 from stitch.errors import UsageError
@@ -19,6 +17,7 @@ from stitch.graph import ComputationGraph
 from stitch.machine import Machine
 from stitch.model import PRODUCER, CompiledModel
 from stitch.program import SymbolicSizes
+from stitch.runtime import as_array
 from stitch.ttb import Binary, SymbolicBinary, encode, save
 
 if TYPE_CHECKING:
@@ -87,6 +86,7 @@ class DynamicModel:
     # Properties, since `__getattr__` makes each attribute of a call slower.
     binary = _only_static("binary")
     dump = _only_static("dump")
+    get_tensor = _only_static("get_tensor")
     program_at = _only_static("program_at")
 
     @classmethod
@@ -221,7 +221,9 @@ class DynamicModel:
         types = [(s.name, graph.input_type(i).text()) for i, s in enumerate(graph.inputs)]
         inputs = arranged(f"model {graph.name!r}", types, arguments, named)
         by_name = {
-            name: value if isinstance(getattr(value, "shape", None), tuple) else np.asarray(value)
+            name: value
+            if isinstance(getattr(value, "shape", None), tuple)
+            else as_array(value, f"input {name!r}")
             for (name, _), value in zip(types, inputs, strict=True)
         }
         model = self.at(**self.sizes_of({name: value.shape for name, value in by_name.items()}))

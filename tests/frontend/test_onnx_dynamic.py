@@ -284,6 +284,9 @@ def test_an_error_lists_the_dimensions_without_bounds_and_no_others() -> None:
     with pytest.raises(CompileError, match="the shape does not fit") as caught:
         stitch.compile(proto, input_shapes={"x": (2, 2, 4)})
     assert "unbound" not in str(caught.value)
+    shape: Any = (2, None, 3)
+    with pytest.raises(CompileError, match=r"dynamic_shapes= names .*got \[2, None, 3\]"):
+        stitch.compile(proto, input_shapes={"x": shape})
 
 
 def test_an_example_out_of_bounds_is_refused() -> None:

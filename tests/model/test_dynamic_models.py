@@ -226,6 +226,8 @@ def test_a_size_is_a_whole_number_also_where_its_model_is_there() -> None:
             model.at(batch=size)
     with pytest.raises(UsageError, match=r"got: nothing\n  try: model\.at\(batch=\d+\)"):
         model.at()
+    with pytest.raises(stitch.LayoutError, match="input 'x'"):
+        model([[1.0] * 5, [1.0]])
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,9 @@ def _given(declared: _Declared, example: Any, shape: Sequence[int] | None) -> _G
     """What the caller said of an input, checked against its declaration."""
     taken = None if example is None else _described(declared, example)
     if shape is not None:
+        if None in shape:
+            raise CompileError("None stands for a size that dynamic_shapes= names",
+                               expected="numbers", got=str(list(shape)))  # fmt: skip
         asked = tuple(int(size) for size in shape)
         if taken is not None and taken.shape != asked:
             raise CompileError(
