@@ -212,7 +212,7 @@ def compile(
         LayoutError: A placement option is illegal on the machine.
         OutOfMemoryError: The program does not fit.
     """
-    module = opened(module)
+    module = _module(module)
     if dynamic_shapes is not None:
         asked_too = {
             "optimizer": optimizer, "loss": loss, "cache": cache, "unroll": unroll,
@@ -326,12 +326,20 @@ def split(
         raise UsageError(f"split takes no {', '.join(sorted(unknown))}",
                          expected="target, role, schedule, executor, math_fidelity, cache",
                          remedy="pass the others to compile, of the whole module")  # fmt: skip
-    graph = read_graph(opened(module), example_inputs, input_shapes, unroll)
+    graph = read_graph(_module(module), example_inputs, input_shapes, unroll)
     if name is not None:
         graph = replace(graph, name=name)
     cuts = parts if at is None else (at,) if isinstance(at, str) else tuple(at)
     graphs = split_graph(graph.with_placement(*_placement(placement)), cuts)
     return tuple([compile(part, **options) for part in graphs])
+
+
+def _module(module: Any) -> Any:
+    """Open an archive; refuse what is compiled and can be called, as a function to trace can."""
+    if isinstance(module, CompiledModel | DynamicModel | LoadedProgram):
+        raise UsageError("this is compiled already", got=type(module).__name__,
+                         expected="a module", remedy="pass what it was compiled from")  # fmt: skip
+    return opened(module)
 
 
 def _algorithm_placement(

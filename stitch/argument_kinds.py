@@ -180,13 +180,21 @@ def arranged(
     if missing or surplus or twice:
         near = closest(unknown[0], names) if unknown else ""
         parts = (("missing", missing), ("surplus", surplus), ("given twice", twice))
+        remedy = None
+        if {*missing} & {*states}:
+            remedy = ("initial_state() of the program gives the states to begin with: "
+                      "program(..., **state)")  # fmt: skip
+        elif missing and any(isinstance(one, Mapping) for one in arguments):
+            remedy = ("pass the arrays of a mapping by the names of the inputs: "
+                      + ", ".join(f"{name}=..." for name in names))  # fmt: skip
+        elif surplus:
+            remedy = "inputs are the arguments that had examples when the module was compiled"
         raise UsageError(
             f"wrong inputs for {what}: "
             + "; ".join(f"{word}: {', '.join(inputs)}" for word, inputs in parts if inputs)
             + (f" ({near})" if near else ""),
             expected=", ".join(f"{name}: {kind}" for name, kind in types),
             got=f"{len(arguments)} by position, {len(named)} by name",
-            remedy="initial_state() of the program gives the states to begin with: "
-            "program(..., **state)" if {*missing} & {*states} else None,
+            remedy=remedy,
         )  # fmt: skip
     return tuple([values[name] for name in names])

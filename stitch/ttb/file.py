@@ -36,6 +36,7 @@ SOURCE = ArgumentKind(
     lambda value: isinstance(
         getattr(value, "binary", value), str | os.PathLike | bytes | bytearray | memoryview | Binary
     ),
+    "compile a module first: stitch.compile(module, (x,))",
 )
 
 #: What is read of a file before its version is known: fields that no version will change.

@@ -197,3 +197,5 @@ def test_a_split_module_chains_to_the_results_of_the_whole() -> None:
     for call in calls:
         with pytest.raises(UsageError, match=r"got: ndarray: \[.*\]\n  try: .* tuple: \(x,\)"):
             call(net, x)
+        with pytest.raises(UsageError, match=r"compiled already\n.*\n  got: CompiledModel"):
+            call(whole, [x])
