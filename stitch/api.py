@@ -303,7 +303,8 @@ def split(
         example_inputs: As for `compile`.
         parts: Number of programs; cuts are where the fewest bytes pass between parts of about
             equal cost.
-        at: Names of nodes after which to cut, instead of `parts`.
+        at: Names of nodes after which to cut, instead of `parts`: those of the compiled program
+            (`compile(module, ...).text()`), whose graph can number them in another way.
         input_shapes: As for `compile`.
         unroll: As for `compile`.
         name: The name of the graph; part k is named after it, with `_k`.

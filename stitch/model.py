@@ -355,7 +355,8 @@ class CompiledModel(ModelOfBinary):
     in PyTorch. The first call starts the training; `start` does so on a given device.
 
     Attributes:
-        graph: The computation graph that was compiled.
+        graph: The computation graph that was compiled. It can number values (`add_3`) in another
+            way than the program, whose names `text`, files and errors have.
         binary: The programs and constants, as `save` writes them.
         target: The machine that a call opens.
         placement: The requested placement options.

@@ -320,8 +320,8 @@ def command() -> Command:
                      "help": "split the module into N programs where the fewest bytes cross; "
                      "-o m.ttb writes m.0.ttb, m.1.ttb, ..."}),
         ("--split_at", {"action": "append", "default": [], "metavar": "NODE,...",
-                        "help": "split the module after these nodes; repeat it for nodes whose "
-                        "names have commas"}),
+                        "help": "split the module after these nodes, by their names in the "
+                        "program (--text); repeat it for names that have commas"}),
         ("--cache", {"metavar": "DIR", "type": file_path, "help": "the folder of a "
                      "compile cache: reuse its programs, and add new ones; \"default\" is the one "
                      "of this user (default: no cache)"}),
