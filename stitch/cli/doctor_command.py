@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Literal
 
@@ -73,6 +73,8 @@ GIVES = {
 }
 #: The package that each executor needs beside NumPy.
 _NEEDS = {"onnxruntime": "onnxruntime", "auto": "onnxruntime", "torch": "torch"}
+#: By extra, whose name is that of its first package: what its front end is loaded for.
+_FRONT_ENDS = {"torch": "captured_module", "onnx": "from_onnx"}
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*)(?:;\s*extra\s*==\s*[\"'](\w+)[\"'])?")
 _BOUND = re.compile(r"(>=|<=|==|<|>|!=)\s*([0-9.]+)")
 
@@ -141,6 +143,7 @@ def all_findings(*, quick: bool) -> list[Finding]:
     ]  # fmt: skip
     findings = [finding for part in parts for finding in part()]
     if not quick:
+        findings += [_front_end(extra) for extra in _FRONT_ENDS if _version(extra)]
         for name in EXECUTOR_NAMES:
             if name != "null" and (name not in _NEEDS or _version(_NEEDS[name])):
                 with phase(f"running a program with the executor {name}"):
@@ -280,6 +283,16 @@ def _settings() -> Iterator[Finding]:
         yield Finding("[tool.stitch]", "ok", f"{settings.file}: {values or 'empty'}")
 
 
+def _front_end(extra: str) -> Finding:
+    """Load a front end: its package may lack what it needs in another version."""
+    topic = f"front end {extra}"
+    try:
+        getattr(import_module(f"stitch.frontend.{extra}"), _FRONT_ENDS[extra])
+    except Exception as error:
+        return Finding(topic, "problem", _brief(error), f"pip install 'stitch-runtime[{extra}]'")
+    return Finding(topic, "ok", "loaded")
+
+
 def _executor(name: str) -> Finding:
     """Compile and run a program on the machine `tiny`, and compare its result."""
     topic, x = f"executor {name}", np.arange(32, dtype=np.float32).reshape(4, 8)
@@ -288,14 +301,15 @@ def _executor(name: str) -> Finding:
             program = device.load(api.compile(lambda a: a @ a.T, (x,), target="tiny").binary)
             result = program(x).numpy()
     except Exception as error:
-        text = (
-            error.brief() if isinstance(error, StitchError) else f"{type(error).__name__}: {error}"
-        )
-        return Finding(topic, "problem", text, f"stitch run --executor={name} --debug")
+        return Finding(topic, "problem", _brief(error), f"stitch run --executor={name} --debug")
     if not np.allclose(result, x @ x.T):
         return Finding(topic, "problem", "a product of matrices is wrong",
                        "report it, with the output of stitch doctor --json")  # fmt: skip
     return Finding(topic, "ok", "compiled and ran a program, its result is right")
+
+
+def _brief(error: Exception) -> str:
+    return error.brief() if isinstance(error, StitchError) else f"{type(error).__name__}: {error}"
 
 
 def _version(package: str) -> str | None:

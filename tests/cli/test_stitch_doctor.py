@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stitch.cli.doctor_command import _FRONT_ENDS
 from stitch.cli.stitch_command import main
 from stitch.errors import UsageError
 from stitch.option_values import EXECUTOR_NAMES
@@ -75,6 +76,16 @@ def test_an_executor_that_fails_is_a_problem(
     monkeypatch.setattr("stitch.api.open_device", fail)
     code, found = doctor(capsys)
     assert code == 6 and "no device opens" in found["executor numpy"]["text"]
+
+
+def test_a_front_end_that_cannot_be_loaded_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setitem(_FRONT_ENDS, "torch", "removed")
+    code, found = doctor(capsys)
+    assert code == 6 and "'removed'" in found["front end torch"]["text"]
+    assert found["front end torch"]["remedy"] == "pip install 'stitch-runtime[torch]'"
+    assert found["front end onnx"]["status"] == "ok"
 
 
 def test_settings_and_the_cache_folder_are_named(
