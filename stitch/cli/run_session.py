@@ -77,7 +77,7 @@ from stitch.cli.run_target import (
 )
 from stitch.cli.tables import table_lines
 from stitch.cli.wiring import wires_of
-from stitch.errors import StitchError, UsageError, unknown
+from stitch.errors import StitchError, UsageError, closest, unknown
 from stitch.files import OutputFiles, make_folder, write_files
 from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
 from stitch.linker import ProgramNames
@@ -149,11 +149,13 @@ def sizes_for(
                              got=f"{name} = {known[name]}")  # fmt: skip
     missing = [name for name in names if name not in known]
     if missing:
+        near = [closest(name, missing, f"--at={name}: ") for name in asked if name not in names]
         raise UsageError(
             f"the program of {path} has named sizes, and nothing says {', '.join(missing)}",
             expected=f"an --input of that size, or --at={','.join(f'{n}=N' for n in missing)}",
             got=", ".join(f"{d.name}: {d.least} to {d.most}" for d in names.values())
             + "".join(f"; --at={name}={size}" for name, size in asked.items()),
+            remedy="; ".join(filter(None, near)) or None,
         )
     return known
 

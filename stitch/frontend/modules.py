@@ -101,7 +101,8 @@ def _read_other(
     if unroll is not None:
         raise UsageError("loops are unrolled in ONNX models", got=f"unroll={unroll}")
     if input_shapes:
-        raise UsageError("input shapes are for ONNX models", got=", ".join(input_shapes))
+        raise UsageError("input shapes are for ONNX models", got=", ".join(input_shapes),
+                         remedy="pass examples of these shapes")  # fmt: skip
     if isinstance(module, ComputationGraph):
         return module
     if isinstance(module, str | Path):

@@ -71,6 +71,7 @@ def test_run_takes_the_sizes_of_inputs_or_of_at(cli: Cli, here: Path) -> None:
         (["rich.ttb", "--init=ones", "--at=n=6"], 2, "--at=m=N"),
         (["rich.ttb", "--init=ones", "--at=n=6,m=3,k=2"], 2, "no module has a size 'k'"),
         (["rich.ttb", "--init=ones", "--at=k=2"], 2, "; --at=k=2"),
+        (["rich.ttb", "--init=ones", "--at=nn=2,m=3"], 2, "--at=nn: did you mean 'n'?"),
         (["rich.ttb", "--init=ones", "--at=n"], 2, "NAME=N[,NAME=N]"),
         (["rich.ttb", "--init=ones", "--at=n=6", "--at=n=6"], 2, "gives size 'n' twice"),
         (["rich.ttb", "--init=ones", "--at=n=41,m=3"], 2, "out of bounds"),
