@@ -209,7 +209,9 @@ class ModelSession:
                                     expected=expected.text(), got=actual.text())  # fmt: skip
                 taken[name] = value
             else:
-                taken[name] = capture(value, expected.shape, expected.data_type, False, what)
+                taken[name] = capture(
+                    value, expected.shape, expected.data_type, False, what, is_input=False
+                )
         with self._lock:
             self._before = self._current = taken
 

@@ -80,7 +80,7 @@ class NamedCells(PersistentBuffers):
         desc = self.descs[number]
         kind = desc.layout.data_type
         if not kind.is_block:
-            array = capture(array, desc.shape, kind, True, f"tensor {name!r}")
+            array = capture(array, desc.shape, kind, True, f"tensor {name!r}", is_input=False)
         self.device.write(tensor, array)
         self.hold(number, tensor)
 

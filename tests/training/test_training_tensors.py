@@ -51,8 +51,9 @@ def test_writing_parameters_gradients_activations_and_state_decides_what_comes_n
 
 def test_a_tensor_takes_its_own_shape_only_and_unknown_names_are_refused() -> None:
     instance = compiled().start()
-    with pytest.raises(LinkError):
+    with pytest.raises(LinkError, match=r"'fc1\.bias' has another shape") as caught:
         instance.set_tensor("fc1.bias", np.zeros(3))
+    assert caught.value.remedy == "reshape the array"  # No word of batches.
     with pytest.raises(UsageError, match=r"no tensor 'fc1.gewicht'"):
         instance.get_tensor("fc1.gewicht")
     with pytest.raises(UsageError, match="does not exist at this point"):

@@ -19,11 +19,12 @@ def capture(
     borrow: bool,
     what: str,
     allowed: int | None = None,
+    is_input: bool = True,
 ) -> Array:
     """Return an array of the required shape and type that later writes do not affect.
 
     A writable array is copied unless `borrow` is true. Floats convert to floats, and integers to
-    integers that can hold them.
+    integers that can hold them. `is_input` is false for what no call gives: weights, states.
 
     Raises:
         LinkError: The shape differs, or the conversion would change the kind of number.
@@ -38,8 +39,8 @@ def capture(
         array = _in_pairs(array, shape)
     elements = as_array(array, what)
     if elements.shape != shape:
-        remedy = "reshape the array, or compile the program for this shape"
-        if elements.shape[1:] == shape[1:] and elements.ndim == len(shape):
+        remedy = "reshape the array" + ", or compile the program for this shape" * is_input
+        if is_input and elements.shape[1:] == shape[1:] and elements.ndim == len(shape):
             remedy = (
                 f"a program has one batch size: pass {shape[0]} rows at a time (pad the last "
                 "ones), or compile another program for this size, or one with dynamic_shapes="
