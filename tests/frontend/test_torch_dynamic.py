@@ -337,6 +337,13 @@ def test_sizes_that_a_decomposition_of_torch_fixes_are_guards() -> None:
             model(torch.randn(2, 3, height, 4))
 
 
+def test_a_guard_of_torch_itself_names_the_file_with_its_folder() -> None:
+    pooled = Layers(nn.AvgPool2d((2, 1)), nn.Linear(8, 3))
+    shapes = {"x": {0: stitch.Dim("batch", 2, 8), 1: stitch.Dim("n", 4, 20)}}
+    model = stitch.compile(pooled, (torch.zeros(3, 8, 8),), dynamic_shapes=shapes)
+    assert any(guard.line.startswith("torch/_refs/") for guard in model.program.guards)
+
+
 @pytest.mark.parametrize(
     "condition",
     [

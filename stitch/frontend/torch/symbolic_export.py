@@ -302,8 +302,11 @@ class TorchSizes:
 def _line_of(location: Any) -> str:
     """The line of the module on which a guard of torch relies, or the one of torch."""
     frame = location.framework_loc
-    inner = f"{Path(frame.filename).name}:{frame.lineno}" if hasattr(frame, "lineno") else "torch"
-    return location.maybe_user_loc or inner
+    if location.maybe_user_loc or not hasattr(frame, "lineno"):
+        return location.maybe_user_loc or "torch"
+    # The last part alone may be `__init__.py`.
+    _, package, rest = Path(frame.filename).as_posix().rpartition("/torch/")
+    return f"{f'torch/{rest}' if package else Path(rest).name}:{frame.lineno}"
 
 
 def torch_sizes(program: Any, dynamic: DynamicArguments) -> TorchSizes:
