@@ -164,7 +164,8 @@ class Positions(nn.Module):  # type: ignore[misc]
         columns = torch.arange(4)[None, None]
         if x.shape[0] != 1:
             columns = columns.expand(x.shape[0], -1, -1)
-        x = x + columns
+            columns = torch.where(torch.tensor([True]), columns, torch.tensor(0))
+        x = (x + columns) * torch.tensor([1.0, 2.0, 3.0, 4.0])
         # At length 4 the first row sees nothing.
         seen = (positions[:, None] >= positions) & (positions + 4 != length)
         functions = nn.functional

@@ -5,6 +5,7 @@ All of them go through torch.export, so one table of ATen operators (`lowering`)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
@@ -185,6 +186,10 @@ def _title(module: Any) -> str:
     return type(module).__name__
 
 
+#: What torch.export names a tensor that is written in the module's code.
+_NUMBERED = re.compile(r"lifted_tensor_\d+")
+
+
 class _Constants:
     """Adds tensors of the module as constants; tensors with the same view of the same memory are
     one constant."""
@@ -203,7 +208,12 @@ class _Constants:
         if key not in self._by_view:
             self._alive.append(tensor)
             with self._builder.at(f"tensor {name}"):
-                constant = self._builder.parameter(name, array_of(in_pairs(tensor)))
+                array = array_of(in_pairs(tensor))
+                has_name = not _NUMBERED.fullmatch(name)
+                constant = (
+                    self._builder.parameter(name, array) if has_name
+                    else self._builder.constant(array)
+                )  # fmt: skip
             self._by_view[key] = ComplexTensor(constant) if is_complex(tensor) else constant
         return self._by_view[key]
 
