@@ -19,7 +19,7 @@ from stitch.compiler.compile_graph import optimize
 from stitch.compiler.passes import FOLD_GROWTH_NBYTES, fold_constants
 from stitch.errors import CompileError, unknown
 from stitch.graph import ComputationGraph, PlacementOption
-from stitch.linker import drop_unused_values, order_by_use, remove_dead_code
+from stitch.linker import drop_unused_values, remove_dead_code
 from stitch.ops import multiply_adds
 from stitch.program import (
     ABSENT,
@@ -76,7 +76,7 @@ def cuttable(graph: ComputationGraph) -> ComputationGraph:
     """Return the graph that is cut: shapes and axes are constants of the parts that need them, and
     values have the names of the whole program."""
     graph = remove_dead_code(fold_constants(graph, FOLD_GROWTH_NBYTES))
-    program = add_output_identities(order_by_use(optimize(graph)))
+    program = add_output_identities(optimize(graph))
     # The passes keep values as they are: those of the program are found by identity.
     names = dict(zip(map(id, program.values), program_names(program), strict=True))
     free = FreeNames(names.values(), mark="_", first=1)

@@ -323,6 +323,15 @@ def test_a_program_numbers_values_without_a_name_and_keeps_the_others() -> None:
     ]  # fmt: skip
 
 
+def test_a_result_in_the_memory_of_an_input_is_numbered_too() -> None:
+    builder = ComputationGraphBuilder("numbered")
+    x = builder.input("x", (4,), data_type="float32")
+    builder.op("Add", x, 5.0)  # Dead.
+    builder.output("y", builder.op("Add", x, 1.0))
+    program = compiled(builder.build(), "input.x.ownership=donate", "output.y.alias=x").program
+    assert program.values[program.outputs[0].value].name == "add"
+
+
 def test_values_of_a_graph_file_without_a_usable_number_have_names() -> None:
     value = Value("", ValueType((4,), DataType.FLOAT32), is_numbered=True)
     values = (value, replace(value, name="_3"), value)

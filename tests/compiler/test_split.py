@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -176,6 +177,17 @@ def test_a_name_of_the_program_is_that_of_its_node() -> None:
     (value,) = next(o for o in program.operations if o.location == "twice:total").outputs
     part, _ = split_graph(graph, [program.values[value].name])
     assert [o.location for o in part.operations if o.op != "Identity"][-1] == "twice:total"
+
+
+def test_values_without_a_name_pass_a_cut_under_one() -> None:
+    b = ComputationGraphBuilder("twice")
+    x = b.input("x", (2,), "float32")
+    first, again = (b.op("Tanh", x) for _ in range(2))  # The whole program has one of them.
+    b.output("y", b.op("Neg", b.op("Add", first, again)))
+    graph = b.build()
+    values = tuple([replace(value, name="") for value in graph.values])
+    parts = split_graph(replace(graph, values=values), 4)
+    assert all(slot.name for part in parts for slot in part.outputs)
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,23 @@ def test_calls_find_the_model_by_every_named_axis(axes: tuple[int, ...]) -> None
         with pytest.raises((UsageError, stitch.LinkError)):
             model(np.zeros(wrong, np.float32))
     assert len(model.models) == len(model._by_key) == len(shapes)
+    model.models.clear()
+    for shape in shapes:  # Found by the shape alone: no model is asked for.
+        model(np.zeros(shape, np.float32))
+    assert not model.models
+
+
+def test_calls_find_the_model_by_an_axis_of_each_argument(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    axes = {"x": {0: stitch.Dim("n", 1, 9)}, "y": {1: stitch.Dim("m", 1, 9)}}
+    model = stitch.compile(
+        lambda x, y: x.sum(axis=1) + y.sum(), zeros([(4, 2), (2, 4)]), dynamic_shapes=axes
+    )
+    monkeypatch.setattr("stitch.dynamic_model.MAX_MODELS", 3)
+    for n, m in [(4, 4), (5, 4), (4, 5), (4, 4), (9, 9), (1, 9)]:
+        assert np.asarray(model(*zeros([(n, 2), (2, m)]))).shape == (n,)
+        assert len(model._by_key) <= len(model.models) <= 3
 
 
 class ListedShape:
