@@ -127,7 +127,7 @@ def exported_call(module: Any, call: Arguments, dynamic: DynamicArguments | None
         twin, (arguments, named), calls = with_plain_values(module, call)
         with torch.no_grad(), warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
-            shapes = None if dynamic is None else dynamic.shapes
+            shapes = None if dynamic is None else dynamic.shapes_of_torch()
             program = torch.export.export(twin, arguments, named, dynamic_shapes=shapes)
             program = _decomposed(program)
     return Capture(program, call, calls.results, dynamic)
@@ -245,7 +245,8 @@ def _captured(module: Any, examples: Examples, dynamic_shapes: Any, trains: bool
         dynamic = dynamic_arguments(module, call, dynamic_shapes)
         twin, (arguments, named), calls = with_plain_values(module, dynamic.arguments)
         with torch.no_grad():
-            program = torch.export.export(twin, arguments, named, dynamic_shapes=dynamic.shapes)
+            shapes = dynamic.shapes_of_torch()
+            program = torch.export.export(twin, arguments, named, dynamic_shapes=shapes)
         _warn_of_numbers(calls.changed_numbers, type(module).__name__)
         return Capture(program, dynamic.arguments, calls.results, dynamic)
     if isinstance(module, torch.export.ExportedProgram):
@@ -579,13 +580,10 @@ def _explained(error: Exception, module: Any, is_dynamic: bool) -> StitchError:
     violated = [_in_our_words(p) for p in str(error).splitlines() if p.startswith("  - ")]
     if is_dynamic and violated:
         remedy = (
-            "narrow the bounds, pass a larger example, give the axes of other arguments that have "
-            "this size the same Dim, leave the axis out of dynamic_shapes=, or change the module "
-            "so that it does not compare the size"
+            "leave the axis out of dynamic_shapes=, or change the module so that it does not fix "
+            "the size"
         )
-        if "must always be equal" in str(violated):
-            remedy = "give axes that must be equal one Dim"
-        elif isinstance(module, torch.export.ExportedProgram):
+        if isinstance(module, torch.export.ExportedProgram):
             remedy = "torch.export.export(..., dynamic_shapes=...) with these bounds"
         return CompileError(
             "the module is not the same for all sizes within the bounds: " + "; ".join(violated),

@@ -1,8 +1,9 @@
 """Named sizes of torch modules: `stitch.Dim` and `torch.export.Dim` for torch.export, and the sizes
 of its programs as ours.
 
-torch.export proves that its graph holds for all sizes within the bounds, except 0 and 1: it assumes
-that no symbolic size is one of them.
+torch.export assumes that no symbolic size is 0 or 1. What else it relies on is in its shape
+environment and becomes our guards: it gets sizes as dynamic within their bounds, without names
+(with names it refuses a module whose guards do not hold for all sizes).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class DynamicArguments:
 
     Attributes:
         arguments: The examples, with sizes of at least 2 where they are dynamic.
-        shapes: The same structure with torch's Dims, as torch.export takes it.
+        shapes: The same structure with Dims.
         axes: For each leaf of the arguments, its Dims by axis.
     """
 
@@ -47,10 +48,21 @@ class DynamicArguments:
             chosen = {axis: dim for axis, dim in dims.items() if dim.name in sizes}
             resized += at_hints([leaf], [chosen], sizes)
         shapes = pytree.tree_map(
-            lambda dim: None if getattr(dim, "__name__", None) in sizes else dim, self.shapes
+            lambda dim: None if dim is not None and dim.name in sizes else dim, self.shapes
         )
         axes = [{i: d for i, d in dims.items() if d.name not in sizes} for dims in self.axes]
         return replace(self, arguments=tree.unflatten(resized), shapes=shapes, axes=tuple(axes))
+
+    def shapes_of_torch(self) -> Any:
+        """Return `shapes` as torch.export takes them."""
+
+        def hint(dim: Dim | None) -> Any:
+            if dim is None:
+                return None
+            most = None if dim.most == MAX_SIZE else dim.most
+            return torch.export.Dim.DYNAMIC(min=max(dim.least, LEAST_OF_TORCH), max=most)
+
+        return pytree.tree_map(hint, self.shapes)
 
 
 def dynamic_arguments(module: Any, call: Arguments, dynamic_shapes: Any) -> DynamicArguments:
@@ -121,8 +133,8 @@ def at_hints(
 class _Reader:
     """Reads `dynamic_shapes` beside the arguments."""
 
-    #: By name: our Dim and torch's.
-    dims: dict[str, tuple[Dim, Any]]
+    #: By name.
+    dims: dict[str, Dim]
     #: By the id of a tensor, its Dims by axis.
     axes: dict[int, dict[int, Dim]]
     #: Sizes of the examples by the names of Dims.
@@ -171,7 +183,7 @@ class _Reader:
                 continue
             if axis % rank in found:
                 raise UsageError(f"dynamic_shapes= names axis {axis} of {where!r} twice")
-            dim, found[axis % rank] = self._dim(f"{where}, axis {axis}", given)
+            dim = found[axis % rank] = self._dim(f"{where}, axis {axis}", given)
             size = tensor.shape[axis]
             if not dim.least <= size <= dim.most:
                 raise UsageError(
@@ -187,7 +199,7 @@ class _Reader:
             self.axes.setdefault(id(tensor), {})[axis % rank] = dim
         return found or None
 
-    def _dim(self, where: str, given: Any) -> tuple[Dim, Any]:
+    def _dim(self, where: str, given: Any) -> Dim:
         if isinstance(given, Dim):
             dim = given
         elif type(given) is torch.export.Dim:
@@ -203,13 +215,10 @@ class _Reader:
         if dim.least == dim.most:
             raise UsageError(f"Dim {dim.name!r} has one size", where=where, got=str(dim),
                              remedy="leave the axis out of dynamic_shapes=")  # fmt: skip
-        limit = None if dim.most == MAX_SIZE else dim.most
-        # A Dim of torch with one size is refused: it says that the size is static.
-        new = dim, torch.export.Dim(dim.name, min=dim.least, max=limit)
-        known = self.dims.setdefault(dim.name, new)
-        if known[0] != dim:
+        known = self.dims.setdefault(dim.name, dim)
+        if known != dim:
             raise UsageError(f"two Dims called {dim.name!r} have different bounds",
-                             expected=str(known[0]), got=str(dim))  # fmt: skip
+                             expected=str(known), got=str(dim))  # fmt: skip
         return known
 
 
@@ -242,16 +251,30 @@ class TorchSizes:
         number = expression.subs(at)
         return bool(number) if number.is_Boolean else int(number)
 
-    def assume(self, guards: Sequence[Any]) -> None:
-        """Record the guards of torch that the bounds do not imply.
+    def assume(self, environment: Any, replaced: Sequence[tuple[str, Any]]) -> None:
+        """Record the guards of torch's shape environment that the bounds do not imply.
 
-        torch.export checks a guard on one size while it captures the module; it does not check
-        relations between sizes, nor what its decompositions add.
+        Args:
+            environment: The shape environment.
+            replaced: Named sizes, and what torch replaces them by, which is equal.
         """
-        for guard in guards:
-            line = _line_of(guard.sloc)
+        for guard in environment.guards:
+            line, condition = _line_of(guard.sloc), environment.simplify(guard.expr)
             self.sizes.locate = lambda line=line: line
-            self._assume(guard.expr)
+            if condition == True:  # noqa: E712  # sympy's; a replacement follows from it
+                self._equate(replaced)
+            self._assume(condition)
+        self._equate(replaced)
+
+    def _equate(self, replaced: Sequence[tuple[str, Any]]) -> None:
+        """Record that named sizes are equal to what replaces them."""
+        for name, given in replaced:
+            known = given.free_symbols <= self.names.keys()
+            converted = self._expression(given) if known else None
+            if converted is None:
+                self.sizes.specialise(Expression.of_name(name))
+            else:
+                self.sizes.decide(Expression.of_name(name), "==", converted)
 
     def _assume(self, condition: Any) -> None:
         """Record a condition (of sympy); one that has no equal here specialises its sizes."""
@@ -323,14 +346,17 @@ def torch_sizes(program: Any, dynamic: DynamicArguments) -> TorchSizes:
     ]  # fmt: skip
     axes: dict[str, Mapping[int, Dim]] = {}
     names: dict[Any, str] = {}
+    #: Names whose size torch replaces by what is equal, of others.
+    replaced: list[tuple[str, Any]] = []
     for node, dims in zip(user_nodes, dynamic.axes, strict=True):
         for axis, dim in dims.items():
             size = node.meta["val"].shape[axis]
-            symbol = None if isinstance(size, int) else size.node.expr
-            if symbol is None or not symbol.is_Symbol:
-                raise CompileError(f"torch.export makes size {dim.name!r} depend on others",
+            if isinstance(size, int):
+                raise CompileError(f"torch.export makes size {dim.name!r} static",
                                    where=f"{node.name}, axis {axis}", got=str(size))  # fmt: skip
-            names[symbol] = dim.name
+            given = size.node.expr
+            if not given.is_Symbol or names.setdefault(given, dim.name) != dim.name:
+                replaced.append((dim.name, given))
         if dims:
             axes[node.name] = dims
     sizes = SymbolicSizes(axes)
@@ -344,7 +370,7 @@ def torch_sizes(program: Any, dynamic: DynamicArguments) -> TorchSizes:
         node.meta["val"].fake_mode.shape_env for node in user_nodes if node.name in axes
     ]
     if environments:
-        result.assume(environments[0].guards)
+        result.assume(environments[0], replaced)
     return result
 
 
