@@ -188,7 +188,9 @@ def same_texts(module: Any, example: Any, axes: dict[int, stitch.Dim], *sizes: A
 
 def test_a_module_at_a_size_has_the_text_of_compiling_there() -> None:
     sizes = [(3, 5), (2, 2), (4, 3), (2, 9), (7, 4), (2, 6), (1, 8)]
-    same_texts(Positions(), lambda b, n: torch.zeros(b, n, 4), {0: BATCH, 1: LENGTH}, *sizes)
+    same_texts(
+        nn.Sequential(Positions()), lambda b, n: torch.zeros(b, n, 4), {0: BATCH, 1: LENGTH}, *sizes
+    )
 
 
 def test_ranges_of_equal_and_of_other_sizes_are_told_apart() -> None:

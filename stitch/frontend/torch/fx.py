@@ -186,8 +186,8 @@ def _title(module: Any) -> str:
     return type(module).__name__
 
 
-#: What torch.export names a tensor that is written in the module's code.
-_NUMBERED = re.compile(r"lifted_tensor_\d+")
+#: What torch.export names a tensor that is written in the code of a module or of a submodule.
+_NUMBERED = re.compile(r"(.*\.)?lifted_tensor_\d+")
 
 
 class _Constants:
