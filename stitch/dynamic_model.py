@@ -271,10 +271,8 @@ def exclude_small_sizes(
             known: dict[Hashable, int] = {}
             graph, others = static(chosen)
             expected = compile_dynamic(graph, others, machine, program.options)
-            relied = {(guard.left, guard.relation, guard.right) for guard in sizes.guards}
-            is_same = all(
-                (guard.left, guard.relation, guard.right) in relied for guard in others.guards
-            ) and all(
+            relied = {guard.condition(chosen) for guard in sizes.guards}
+            is_same = relied.issuperset(guard.condition({}) for guard in others.guards) and all(
                 program.results_at(point, known)
                 == expected.results_at({name: point[name] for name in others.dims}, known)
                 for point in points

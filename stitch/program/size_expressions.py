@@ -139,6 +139,25 @@ class Expression:
             total += coefficient
         return total
 
+    def partly_at(self, sizes: Mapping[str, int]) -> Expression:
+        """Return the expression where some sizes are numbers; no divisor may be 0 there.
+
+        >>> n, m = Expression.of_name("n"), Expression.of_name("m")
+        >>> str((n * m // 2 + m).partly_at({"m": 4}))
+        '2*n + 4'
+        """
+        total = Expression.of_int(0)
+        for monomial, coefficient in self.terms:
+            product = Expression.of_int(coefficient)
+            for atom in monomial:
+                if isinstance(atom, str):
+                    product *= sizes[atom] if atom in sizes else Expression.of_name(atom)
+                else:
+                    divisor = atom.divisor.partly_at(sizes)
+                    product *= atom.dividend.partly_at(sizes).quotient(divisor, True)
+            total += product
+        return total
+
     def bounds(self, sizes: Mapping[str, Bounds]) -> Bounds:
         """Return bounds of the value, given bounds of the sizes; they may be wider than needed."""
         least, most = self._sum_of_bounds(sizes)

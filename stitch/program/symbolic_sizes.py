@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Number
 from pathlib import PurePath
@@ -104,6 +104,17 @@ class Guard:
             return RELATIONS[self.relation](self.left.at(sizes), self.right.at(sizes))
         except ZeroDivisionError:
             return False
+
+    def condition(self, sizes: Mapping[str, int]) -> frozenset[Hashable]:
+        """Return what the guard says where some sizes are numbers, equal for equal conditions.
+
+        Raises:
+            ZeroDivisionError: It divides by zero there.
+        """
+        left, right = self.left.partly_at(sizes), self.right.partly_at(sizes)
+        if self.relation in ("==", "!="):
+            return frozenset({(left - right, self.relation), (right - left, self.relation)})
+        return frozenset({left + 1 - right if self.relation == "<" else left - right})
 
     def text(self) -> str:
         """Return the relation with its lines."""
