@@ -3,9 +3,11 @@ sizes are refused, and sizes at which torch.export assumes too much are excluded
 
 from __future__ import annotations
 
+import inspect
 import random
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -383,11 +385,12 @@ def test_sizes_that_a_decomposition_of_torch_fixes_are_guards() -> None:
             model(torch.randn(2, 3, height, 4))
 
 
-def test_a_guard_of_torch_itself_names_the_file_with_its_folder() -> None:
-    pooled = Layers(nn.AvgPool2d((2, 1)), nn.Linear(8, 3))
-    shapes = {"x": {0: stitch.Dim("batch", 2, 8), 1: stitch.Dim("n", 4, 20)}}
-    model = stitch.compile(pooled, (torch.zeros(3, 8, 8),), dynamic_shapes=shapes)
-    assert any(guard.line.startswith("torch/_refs/") for guard in model.program.guards)
+def test_a_guard_that_an_operator_of_torch_needs_names_the_line_of_the_module() -> None:
+    shapes = {"x": {2: BATCH, 3: stitch.Dim("columns", 4, 24)}}
+    model = stitch.compile(Halved(), (torch.zeros(1, 2, 6, 8),), dynamic_shapes=shapes)
+    (guard,) = [g for g in model.program.guards if str(g.left) == "2*(columns // 2)"]
+    first = inspect.getsourcelines(Halved.forward)[1]
+    assert guard.line == f"{Path(__file__).name}:{first + 2}"
 
 
 @pytest.mark.parametrize(

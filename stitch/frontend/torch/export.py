@@ -31,7 +31,11 @@ from stitch.frontend.torch.decompositions import EXPORTED_DECOMPOSITIONS, or_who
 from stitch.frontend.torch.lowering import KEPT_WHOLE
 from stitch.frontend.torch.plain_values import Arguments, with_plain_values
 from stitch.frontend.torch.refused_nodes import failure_location, location_of, name_of
-from stitch.frontend.torch.symbolic_export import DynamicArguments, dynamic_arguments
+from stitch.frontend.torch.symbolic_export import (
+    DynamicArguments,
+    dynamic_arguments,
+    lines_of_modules,
+)
 from stitch.frontend.torch.tensor_bytes import tensor_on
 from stitch.frontend.torch.torch_internals import (
     EXPORT_TRACER,
@@ -128,7 +132,8 @@ def exported_call(module: Any, call: Arguments, dynamic: DynamicArguments | None
         with torch.no_grad(), warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             shapes = None if dynamic is None else dynamic.shapes_of_torch()
-            program = torch.export.export(twin, arguments, named, dynamic_shapes=shapes)
+            with lines_of_modules():
+                program = torch.export.export(twin, arguments, named, dynamic_shapes=shapes)
             program = _decomposed(program)
     return Capture(program, call, calls.results, dynamic)
 
@@ -244,7 +249,7 @@ def _captured(module: Any, examples: Examples, dynamic_shapes: Any, trains: bool
             module = module.module()
         dynamic = dynamic_arguments(module, call, dynamic_shapes)
         twin, (arguments, named), calls = with_plain_values(module, dynamic.arguments)
-        with torch.no_grad():
+        with torch.no_grad(), lines_of_modules():
             shapes = dynamic.shapes_of_torch()
             program = torch.export.export(twin, arguments, named, dynamic_shapes=shapes)
         _warn_of_numbers(calls.changed_numbers, type(module).__name__)

@@ -9,7 +9,9 @@ environment and becomes our guards: it gets sizes as dynamic within their bounds
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -320,6 +322,33 @@ class TorchSizes:
         for part in rest:
             one = _COMBINE[kind](one, part)
         return one
+
+
+class _FilesOfLibraries(set[str]):
+    """Contains the files of PyTorch and of Stitch."""
+
+    _FOLDERS = tuple(
+        f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2])
+    )
+
+    def __contains__(self, file: object) -> bool:
+        return super().__contains__(file) or str(file).startswith(self._FOLDERS)
+
+
+@contextmanager
+def lines_of_modules() -> Iterator[None]:
+    """While a module is exported: guards have lines of the module, not those of torch's operators,
+    of which torch takes some for the module's."""
+    # Loading it takes a second.
+    from torch.fx.experimental import symbolic_shapes
+
+    before = symbolic_shapes.uninteresting_files
+    files = _FilesOfLibraries(before())
+    symbolic_shapes.uninteresting_files = lambda: files
+    try:
+        yield
+    finally:
+        symbolic_shapes.uninteresting_files = before
 
 
 def _line_of(location: Any) -> str:
