@@ -229,6 +229,19 @@ def test_nearest_resizing_keeps_named_sizes() -> None:
             assert torch.equal(arrays(ours), theirs)
 
 
+def test_instance_normalization_keeps_named_sizes() -> None:
+    module, axes = nn.InstanceNorm1d(4), {0: BATCH, 2: LENGTH}
+
+    def example(batch: int, length: int) -> Any:
+        return torch.randn(batch, 4, length)
+
+    same_texts(module, example, axes, (3, 6), (1, 2), (40, 24))
+    model = stitch.compile(module, (example(3, 6),), dynamic_shapes=(axes,))
+    assert not model.program.guards
+    x = example(5, 7)
+    torch.testing.assert_close(arrays(model(x)), module(x))
+
+
 @pytest.mark.campaign("dynamic_sizes")
 @pytest.mark.parametrize("name", ["BertModel", "LlamaForCausalLM", "GPT2Model"])
 def test_a_language_model_at_a_size_has_the_text_of_compiling_there(name: str) -> None:

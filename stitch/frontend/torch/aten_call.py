@@ -197,10 +197,10 @@ class Call:
     def optional(
         self, value: SymbolicTensor | None, default: Number, shape: Sequence[int]
     ) -> SymbolicTensor:
-        """Cast an operand; a constant of this shape if it is absent."""
+        """Cast an operand; a number in this shape if it is absent."""
         if value is not None:
             return self.cast(value)
-        return self.builder.constant(np.full(tuple(shape), default, self.data_type.dtype))
+        return self.builder.broadcast(self.cast(default), tuple(shape))
 
 
 def rounded_once(lowering: _Lowering) -> _Lowering:

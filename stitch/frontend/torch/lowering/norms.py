@@ -155,7 +155,7 @@ def _by_own_statistics(
     b, width = call.builder, (x.shape[1],)
     scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
     if running is None:
-        running = (b.constant(np.zeros(width, x.dtype)),) * 2
+        running = (b.broadcast(b.constant(np.zeros((), x.dtype)), width),) * 2
     # With momentum 0 the operator gives the statistics of this batch alone.
     attributes = {"training_mode": 1, "epsilon": float(epsilon), "momentum": 0.0}
     operands = [x, scale, shift, *running]
