@@ -229,6 +229,24 @@ def test_nearest_resizing_keeps_named_sizes() -> None:
             assert torch.equal(arrays(ours), theirs)
 
 
+class Written(nn.Module):  # type: ignore[misc]
+    """Writes an element of each row: torch.export writes a slice of all rows for named sizes."""
+
+    def forward(self, x: Any) -> Any:
+        y = x.clone()
+        y[:, 0] = 1.0
+        y[..., 1].add_(2.0)
+        return y
+
+
+def test_writes_of_whole_axes_keep_named_sizes() -> None:
+    example, axes = torch.ones, {0: BATCH, 1: LENGTH}
+    same_texts(Written(), example, axes, (3, 5), (1, 2), (40, 24))
+    model = stitch.compile(Written(), (example(3, 5),), dynamic_shapes=(axes,))
+    assert not model.program.guards
+    assert torch.equal(arrays(model(example(4, 7))), Written()(example(4, 7)))
+
+
 def test_instance_normalization_keeps_named_sizes() -> None:
     module, axes = nn.InstanceNorm1d(4), {0: BATCH, 2: LENGTH}
 

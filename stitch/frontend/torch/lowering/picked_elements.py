@@ -15,7 +15,7 @@ import torch
 
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, Row, Value
-from stitch.frontend.torch.lowering.shapes import permuted, slice_tensor
+from stitch.frontend.torch.lowering.shapes import is_whole, permuted, slice_tensor
 from stitch.frontend.torch.lowering.single_elements import detached
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType, is_same_size
@@ -70,6 +70,8 @@ def slice_scatter(
     call: Call, x: SymbolicTensor, src: SymbolicTensor, dim: int = 0, start: int | None = None,
     end: int | None = None, step: int = 1,
 ) -> SymbolicTensor:  # fmt: skip
+    if is_whole(start, end, step):
+        return call.cast(src)
     b, axis = call.builder, dim % len(x.shape)
     positions = np.arange(*slice(start, end, step).indices(x.shape[axis]), dtype=np.int64)
     if positions.size == 0:

@@ -73,12 +73,18 @@ def _expand(call: Call, x: SymbolicTensor, *_: Any, **__: Any) -> SymbolicTensor
     return call.builder.broadcast(x, call.shape)
 
 
+def is_whole(start: int | None, end: int | None, step: int) -> bool:
+    """Whether a slice is all of an axis as it is written, not as sizes are."""
+    ends = end is None or (not is_symbolic(end) and end >= MAX_END)
+    return not start and step == 1 and ends
+
+
 def slice_tensor(
     call: Call, x: SymbolicTensor, dim: int = 0, start: int | None = None, end: int | None = None,
     step: int = 1,
 ) -> SymbolicTensor:  # fmt: skip
-    """x[start:end:step] along one axis; all of it as it is written, not as sizes are."""
-    if not start and step == 1 and (end is None or (not is_symbolic(end) and end >= MAX_END)):
+    """x[start:end:step] along one axis."""
+    if is_whole(start, end, step):
         return x
     first, last, _, _ = slice_bounds(slice(start, end, step), x.shape[dim])
     steps = None if step == 1 else [step]
