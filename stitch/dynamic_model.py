@@ -4,6 +4,7 @@ arguments' shapes."""
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from stitch.argument_kinds import PATH, arranged, takes
 from stitch.compiler import CompileOptions, DynamicProgram, compile_dynamic
-from stitch.errors import UsageError
+from stitch.errors import LinkError, UsageError
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine
 from stitch.model import PRODUCER, CompiledModel
@@ -58,27 +59,25 @@ class DynamicModel:
     target: str
     models: dict[tuple[int, ...], CompiledModel] = field(default_factory=dict)
     structure: CallStructure | None = None
-    #: The same by the sizes of the arguments; see `_key_of`.
+    #: The same by the shapes of the arguments that have all sizes; see `_key_of`.
     _by_key: dict[Hashable, CompiledModel] = field(default_factory=dict)
-    #: An argument with named axes, by position and by name, and neighbours of these axes.
+    #: The first of these arguments by position and by name, and the further ones.
     _position: int = field(init=False)
     _name: str = field(init=False)
-    _axes: int | slice = field(init=False)
-    #: Further named axes.
-    _others: tuple[tuple[int, str, int | slice], ...] = field(init=False)
+    _others: tuple[tuple[int, str], ...] = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        axes = _named_axes(self.program)
-        if not axes:
+        sized = _inputs_with_sizes(self.program)
+        if not sized:
             raise UsageError(
                 f"no input of program {self.program.graph.name!r} has an axis of a named size",
                 expected='dynamic_shapes={"x": {0: stitch.Dim("batch", 1, 64)}}',
             )
-        first, *others = axes
-        values = (*first, tuple(others))
-        for name, value in zip(("_position", "_name", "_axes", "_others"), values, strict=True):
-            object.__setattr__(self, name, value)
+        (position, name), *others = sized
+        object.__setattr__(self, "_position", position)
+        object.__setattr__(self, "_name", name)
+        object.__setattr__(self, "_others", tuple(others))
 
     def __repr__(self) -> str:
         return f"<DynamicModel for {self.target}: {self.program.text()}>"
@@ -165,23 +164,32 @@ class DynamicModel:
         if structure is None and not named:
             try:
                 # `_key_of` by position: written out, since its call takes a third of the time.
-                key: Hashable = arguments[self._position].shape[self._axes]
+                key: Hashable = arguments[self._position].shape
                 if self._others:
-                    for position, _, axes in self._others:
-                        key = key, arguments[position].shape[axes]
+                    for position, _ in self._others:
+                        key = key, arguments[position].shape
                 model = self._by_key[key]
             except (AttributeError, IndexError, KeyError, TypeError):
                 pass  # A new size, a list, or an error that `_model_for` raises.
             else:
-                return model.session.call(model, arguments, named)
+                try:
+                    # Not through its session, which keeps states: it has none.
+                    return model.session.loaded_for(model, arguments, named)(*arguments)
+                except LinkError:
+                    self._model_for(arguments, named)  # Raises if they disagree about a size.
+                    raise
         slots = None if structure is None else structure.inputs_of(arguments, named)
         if slots is None:
             return self._model_for(arguments, named)(*arguments, **named)
         try:
-            known = self._by_key[self._key_of(slots)]
-        except (AttributeError, IndexError, KeyError, TypeError):
-            known = None
-        return (known or self._model_for((), slots)).call_slots(slots)
+            model = self._by_key[self._key_of(slots)]
+        except (AttributeError, KeyError, TypeError):
+            model = self._model_for((), slots)
+        try:
+            return model.call_slots(slots)
+        except LinkError:
+            self._model_for((), slots)
+            raise
 
     def sizes_of(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """Return the sizes that shapes of inputs have, some of them if inputs are left out.
@@ -210,10 +218,10 @@ class DynamicModel:
         return {name: size for name, (size, _) in found.items()}
 
     def _key_of(self, inputs: Mapping[str, Any]) -> Hashable:
-        """Return the named sizes of inputs, as nested pairs if there are others than the first."""
-        key: Hashable = inputs[self._name].shape[self._axes]
-        for _, name, axes in self._others:
-            key = key, inputs[name].shape[axes]
+        """Return the shapes of the inputs that have all sizes: of one, or in nested pairs."""
+        key: Hashable = inputs[self._name].shape
+        for _, name in self._others:
+            key = key, inputs[name].shape
         return key
 
     def _model_for(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> CompiledModel:
@@ -227,6 +235,8 @@ class DynamicModel:
             for (name, _), value in zip(types, inputs, strict=True)
         }
         model = self.at(**self.sizes_of({name: value.shape for name, value in by_name.items()}))
+        if len(self._by_key) >= MAX_MODELS:  # Also shapes that the model will refuse are in it.
+            self._by_key.clear()
         self._by_key[self._key_of(by_name)] = model
         return model
 
@@ -297,16 +307,15 @@ def _points(sizes: SymbolicSizes, chosen: Mapping[str, int]) -> list[dict[str, i
     ]
 
 
-def _named_axes(program: DynamicProgram) -> list[tuple[int, str, int | slice]]:
-    """Return the named axes of inputs: position, name, and an axis or neighbouring axes."""
-    positions = {slot.name: i for i, slot in enumerate(program.graph.inputs)}
-    found: list[tuple[int, str, int, int]] = []
-    for position, axis, name in sorted(
-        [(positions[name], axis, name) for name, axis, _ in program.sizes.sources]
-    ):
-        start = found.pop()[2] if found and found[-1][::3] == (position, axis) else axis
-        found.append((position, name, start, axis + 1))
-    return [
-        (position, name, start if stop == start + 1 else slice(start, stop))
-        for position, name, start, stop in found
-    ]
+def _inputs_with_sizes(program: DynamicProgram) -> list[tuple[int, str]]:
+    """Return inputs that together have all named sizes, usually one: position and name.
+
+    The shapes of others need not be read to find a static model, which checks its arguments.
+    """
+    names = [slot.name for slot in program.graph.inputs]
+    sources = program.sizes.sources
+    counts = Counter([name for name, _ in {(name, size) for name, _, size in sources}])
+    chosen: dict[str, str] = {}
+    for name, _, size in sorted(sources, key=lambda source: -counts[source[0]]):
+        chosen.setdefault(size, name)
+    return [(names.index(name), name) for name in dict.fromkeys(chosen.values())]

@@ -157,7 +157,7 @@ class ModelSession:
     def call(self, model: ModelOfBinary, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Run the first program on the device of the first tensor argument, else on the shared
         device."""
-        loaded = self._loaded_for(model, arguments, named)
+        loaded = self.loaded_for(model, arguments, named)
         if not loaded.state_names:
             return loaded(*arguments, **named)
         types = [(p.name, p.type.text()) for p in loaded.ports if p.name not in loaded.state_names]
@@ -235,7 +235,7 @@ class ModelSession:
         self._current = current
         return current
 
-    def _loaded_for(
+    def loaded_for(
         self, model: ModelOfBinary, arguments: Sequence[Any], named: Mapping[str, Any]
     ) -> LoadedProgram:
         """Return the program on the device of the first tensor argument, else on the shared

@@ -152,8 +152,9 @@ def test_sizes_of_a_module_may_be_shapes_positions_and_numbers() -> None:
     torch.testing.assert_close(arrays(model(x, y)), Sizes()(x, y))
     with pytest.raises(CompileError, match="batch == 8"):
         model(x[:5], y[:5])
-    with pytest.raises(UsageError, match="disagree about size 'batch'"):
-        model(x[:5], y)
+    for sizes in [(5, 8), (8, 5)]:
+        with pytest.raises(UsageError, match="disagree about size 'batch'"):
+            model(x[: sizes[0]], y[: sizes[1]])
 
 
 class Positions(nn.Module):  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from numbers import Integral
 from typing import Any
 
@@ -205,6 +206,35 @@ def test_calls_find_the_model_by_an_axis_of_each_argument(
     for n, m in [(4, 4), (5, 4), (4, 5), (4, 4), (9, 9), (1, 9)]:
         assert np.asarray(model(*zeros([(n, 2), (2, m)]))).shape == (n,)
         assert len(model._by_key) <= len(model.models) <= 3
+    for width in range(3, 9):
+        with pytest.raises(stitch.LinkError):
+            model(*zeros([(4, width), (2, 4)]))
+        assert len(model._by_key) <= 3
+
+
+@pytest.mark.parametrize(
+    "axes", [{"x": "n", "y": "nm", "z": "m"}, {"x": "nm", "y": "mk", "z": "nk"}, {"z": "nmk"}]
+)
+def test_calls_find_the_model_where_several_arguments_have_a_size(axes: dict[str, str]) -> None:
+    def form(arguments: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(sizes.get(size, 4) for size in axes.get(arguments, "").ljust(3))
+
+    sizes = {
+        name: stitch.Dim(name, 1, 9) for name in "nmk" if any(name in a for a in axes.values())
+    }
+    model = stitch.compile(
+        lambda x, y, z: (x.sum() + y.sum()) * z,
+        zeros([form(name, {}) for name in "xyz"]),
+        dynamic_shapes={name: {i: sizes[size] for i, size in enumerate(given)}
+                        for name, given in axes.items()},
+    )  # fmt: skip
+    for values in product((4, 7), repeat=len(sizes)):
+        shapes = [form(name, dict(zip(sizes, values, strict=True))) for name in "xyz"]
+        for _ in range(2):
+            assert np.asarray(model(*zeros(shapes))).shape == shapes[2]
+        wrong = [shape if at else (*shape[:-1], 9) for at, shape in enumerate(shapes)]
+        with pytest.raises((UsageError, stitch.LinkError)):
+            model(*zeros(wrong))
 
 
 class ListedShape:
@@ -391,6 +421,7 @@ BAD_CALLS: list[tuple[Sequence[tuple[int, ...]], str]] = [
     ([(41, 5), (41, 5)], r"out of bounds\n.*x\.shape\[0\](.*\n)*.*Dim\(\"batch\", 1, 41\)"),
     ([(0, 5), (0, 5)], "out of bounds"), ([(), (3, 5)], "number of axes"), ([(3, 5)], "missing: y"),
     ([(1, 3, 5), (3, 5)], "'x' has another number of axes"),
+    ([(3, 5), (1, 3, 5)], "'y' has another number of axes"), ([(3, 5), (3, 6)], "another shape"),
     ([(3, 6), (3, 6)], "another shape"), ([(3, 5)] * 3, "surplus"),
 ]  # fmt: skip
 
@@ -401,6 +432,8 @@ def test_bad_calls_are_refused(shapes: Sequence[tuple[int, ...]], message: str) 
     for _ in range(2):
         with pytest.raises((UsageError, stitch.LinkError), match=message):
             model(*zeros(shapes))
+        # The next call finds a model by the first argument.
+        model(*zeros([(3, 5)] * 2))
 
 
 BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
