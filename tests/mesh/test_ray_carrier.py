@@ -489,7 +489,6 @@ def test_a_cluster_that_ends_under_a_mesh_is_one_error_and_leaves_nothing(tmp_pa
 
 
 ON_NODES = """
-import sys
 import time
 import numpy as np
 from ray.cluster_utils import Cluster
@@ -499,7 +498,7 @@ from tests.mesh.test_mesh import batches, chain
 from stitch.machine import load_machine
 
 size = {"num_cpus": 1, "object_store_memory": 100 << 20}
-head = {**size, "include_dashboard": False, "temp_dir": sys.argv[1]}
+head = {**size, "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args=head)
 first = cluster.add_node(**size, labels={"node": "box-1"})
 cluster.add_node(**size, labels={"node": "box-2"})
@@ -531,11 +530,12 @@ print("done")
 
 @pytest.mark.campaign("mesh")
 def test_devices_are_on_labelled_nodes_of_a_running_cluster_and_survive_one_that_ends() -> None:
-    # The paths of Ray's sockets are short.
+    # The paths of Ray's sockets are short. The cluster writes its address to this folder, which is
+    # there, unlike /tmp/ray.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         told = subprocess.run(
-            [sys.executable, "-c", ON_NODES, folder], capture_output=True, text=True, check=False,
+            [sys.executable, "-c", ON_NODES], capture_output=True, text=True, check=False,
             cwd=Path(__file__).parents[2], timeout=180,
-            env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+            env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder},
         )  # fmt: skip
     assert told.stdout.split()[-1:] == ["done"], told.stderr
