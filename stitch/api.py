@@ -278,7 +278,7 @@ def compile(
 
 
 @takes(
-    example_inputs=EXAMPLES, parts=WHOLE, at=optional(either(TEXT, WORDS)),
+    example_inputs=EXAMPLES, parts=optional(WHOLE), at=optional(either(TEXT, WORDS)),
     input_shapes=optional(MAPPING), unroll=optional(WHOLE), name=optional(TEXT),
     placement=either(_OPTION, several("a list of placement options", _OPTION)),
 )  # fmt: skip
@@ -286,7 +286,7 @@ def split(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
     example_inputs: Sequence[Any] | Mapping[str, Any] = (),
     *,
-    parts: int = 2,
+    parts: int | None = None,
     at: str | Sequence[str] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     unroll: int | None = None,
@@ -301,8 +301,8 @@ def split(
     Args:
         module: Anything that `compile` takes.
         example_inputs: As for `compile`.
-        parts: Number of programs; cuts are where the fewest bytes pass between parts of about
-            equal cost.
+        parts: Number of programs, 2 by default; cuts are where the fewest bytes pass between parts
+            of about equal cost.
         at: Names of nodes after which to cut, instead of `parts`: those of the compiled program
             (`compile(module, ...).text()`), whose graph can number them in another way.
         input_shapes: As for `compile`.
@@ -314,6 +314,7 @@ def split(
 
     Raises:
         CompileError: No node has a name in `at`, or a part would have no operations.
+        UsageError: Both `parts` and `at` are given.
 
     >>> import numpy as np
     >>> first, second = split(lambda x: (x * 2) + 1, [np.zeros((2, 4))], parts=2)
@@ -327,10 +328,15 @@ def split(
         raise UsageError(f"split takes no {', '.join(sorted(unknown))}",
                          expected="target, role, schedule, executor, math_fidelity, cache",
                          remedy="pass the others to compile, of the whole module")  # fmt: skip
+    if at is not None and parts is not None:
+        raise UsageError("split takes parts= or at=", got="both", remedy="leave one of them out")
     graph = read_graph(_module(module), example_inputs, input_shapes, unroll)
     if name is not None:
         graph = replace(graph, name=name)
-    cuts = parts if at is None else (at,) if isinstance(at, str) else tuple(at)
+    if at is None:
+        cuts: int | tuple[str, ...] = 2 if parts is None else parts
+    else:
+        cuts = (at,) if isinstance(at, str) else tuple(at)
     graphs = split_graph(graph.with_placement(*_placement(placement)), cuts)
     return tuple([compile(part, **options) for part in graphs])
 

@@ -17,7 +17,7 @@ from stitch.compiler.options import Compilation, CompileOptions
 from stitch.compiler.pass_cache import PassCache
 from stitch.compiler.placement import GraphPlacer
 from stitch.compiler.sized_graph import SizedGraph
-from stitch.errors import CompileError
+from stitch.errors import CompileError, OutOfMemoryError
 from stitch.graph import ComputationGraph, check_types
 from stitch.linker import remove_dead_code
 from stitch.machine import Machine, MachineShape
@@ -82,7 +82,12 @@ class DynamicProgram:
         else:
             graph, _ = prepare_graph(graph, None, self.options)
             placer = GraphPlacer(graph, self.machine, self.options)
-        return graph, Compilation(*placer.place(graph))
+        try:
+            return graph, Compilation(*placer.place(graph))
+        except OutOfMemoryError as error:
+            chosen = ", ".join([f"{name}={sizes[name]}" for name in self.sizes.dims])
+            error.where = f"{error.where}, at {chosen}"
+            raise
 
     def results_at(self, sizes: dict[str, int], known: dict[Hashable, int]) -> list[int]:
         """Return a number for each result at some sizes, equal where equal operations compute it.

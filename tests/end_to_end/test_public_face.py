@@ -193,6 +193,10 @@ def test_a_split_module_chains_to_the_results_of_the_whole() -> None:
         stitch.split(net, [x], optimizer="adam")
     with pytest.raises(CompileError, match=r"no node 'nope'(.*\n)*.*model\.text\(\)"):
         stitch.split(net, [x], at="nope")
+    with pytest.raises(UsageError, match="parts= or at="):
+        stitch.split(net, [x], parts=3, at="nope")
+    with pytest.raises(CompileError, match="into 0 parts"):
+        stitch.split(net, [x], parts=0)
     calls: tuple[Any, ...] = (stitch.compile, stitch.split)
     for call in calls:
         with pytest.raises(UsageError, match=r"got: ndarray: \[.*\]\n  try: .* tuple: \(x,\)"):

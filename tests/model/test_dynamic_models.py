@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import CompileError, UsageError
+from stitch.errors import CompileError, OutOfMemoryError, UsageError
 from stitch.graph.control_flow import scan
 
 RNG = np.random.default_rng(3)
@@ -467,3 +467,10 @@ def test_placement_and_options_reach_every_size() -> None:
     model = stitch.compile(mlp, zeros([(8, 12)]), dynamic_shapes={"x": {0: BATCH}}, **options)
     expected = stitch.compile(mlp, zeros([(11, 12)]), **options)
     assert model.at(batch=11).encode() == expected.encode()
+
+
+def test_a_program_that_does_not_fit_at_some_sizes_names_them() -> None:
+    axes = {"x": {0: stitch.Dim("batch", 1, 10**9)}}
+    model = stitch.compile(mlp, zeros([(8, 12)]), dynamic_shapes=axes, target="tiny")
+    with pytest.raises(OutOfMemoryError, match="machine 'tiny', at batch=10000000\n"):
+        model.at(batch=10**7)
