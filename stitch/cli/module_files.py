@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from stitch import api
 from stitch.api import DynamicModel
@@ -16,6 +16,7 @@ from stitch.files import (
     read_text,
     unreadable,
 )
+from stitch.frontend import onnx_dimensions
 from stitch.machine import Machine, known_machines, load_machine
 from stitch.option_values import DEFAULT_TARGET
 from stitch.program import Program
@@ -23,6 +24,8 @@ from stitch.report import counted
 from stitch.ttb import Binary, SymbolicBinary, load_any
 
 _T = TypeVar("_T")
+#: Dimensions by input: a number, the name of a size, or None.
+Dimensions: TypeAlias = "Mapping[str, tuple[int | str | None, ...]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ def read_modules(
     paths: Sequence[str], functions: Sequence[str] = (), *, verify: str = "metadata",
     device: str | None = None, compiling: Callable[[str], None] | None = None,
     sizes: Callable[[DynamicModel, str, str], Mapping[str, int]] | None = None,
+    shapes: Callable[[Dimensions, str, str], Mapping[str, tuple[int, ...]]] | None = None,
 ) -> tuple[ModuleFile, ...]:  # fmt: skip
     """Read modules, in order.
 
@@ -58,6 +62,8 @@ def read_modules(
         compiling: Called before an ONNX model is compiled; None: ONNX models are refused.
         sizes: Returns the sizes for a module with named sizes, of its file and label; None: such
             modules are refused.
+        shapes: Returns shapes of inputs for an ONNX model, of its dimensions by input, file and
+            label; None: they are those of the model.
 
     Raises:
         UsageError: Too many or unknown functions.
@@ -77,7 +83,7 @@ def read_modules(
     }
     for path in models:
         target = device or next((b.machine.name for b in binaries.values()), DEFAULT_TARGET)
-        binaries[path] = _compiled(path, target, compiling)
+        binaries[path] = _compiled(path, target, compiling, shapes)
     return tuple(
         ModuleFile(path, _label(path), binaries[path],
                _program(binaries[path], name, path))
@@ -140,17 +146,22 @@ def _placed(
     return model.at(**sizes(model, path, _label(path))).binary
 
 
-def _compiled(path: str, target: str, compiling: Callable[[str], None] | None) -> Binary:
+def _compiled(
+    path: str, target: str, compiling: Callable[[str], None] | None,
+    shapes: Callable[[Dimensions, str, str], Mapping[str, tuple[int, ...]]] | None,
+) -> Binary:  # fmt: skip
     """Compile an ONNX model in memory."""
     if compiling is not None:
         compiling(f"{path} is compiled for {target}, in memory (stitch-compile writes a file)")
     try:
-        return api.compile(path, target=target).binary
+        given = None if shapes is None else shapes(onnx_dimensions(path), path, _label(path))
+        return api.compile(path, target=target, input_shapes=given).binary
     except CompileError as error:
         raise CompileError(
             error.what, where=error.where or path, expected=error.expected, got=error.got,
             remedy=error.remedy if (error.remedy or "").startswith("pip install")
-            else f"stitch-compile {path} -o m.ttb takes --input_shape, --input and more",
+            else "give each input that has free dimensions by --input=NAME=..., or the dimensions "
+            f"by --at=NAME=N; stitch-compile {path} -o m.ttb takes --input_shape and more",
         ) from error  # fmt: skip
 
 

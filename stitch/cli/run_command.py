@@ -84,7 +84,7 @@ def _add_what(parser: Group) -> None:
         ("--pcc", {"type": _correlation, "help": "minimum Pearson correlation; replaces the "
                    "elementwise comparison, with --atol or --rtol both must pass"}),
         ("--at", {"action": "append", "default": [], "metavar": "NAME=N", "help": "a named size of "
-                  "a module, if no --input has it: batch=7,length=3"}),
+                  "a module or ONNX model, if no --input has it: batch=7,length=3"}),
         ("--init", {"choices": INITS, "help": "generate the missing inputs"}),
         ("--seed", {"type": count, "default": 0, "help": "seed of --init=randn (default 0)"}),
     )  # fmt: skip

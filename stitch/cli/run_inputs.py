@@ -32,20 +32,24 @@ class SlotNames:
     """Finds the inputs or outputs of a run by the names that option values use.
 
     Args:
-        slots: The run's inputs or outputs.
+        slots: The run's inputs or outputs, or the names of a module's.
         side: Which of the two.
         modules: The names of the chain's modules; None for a pipeline.
     """
 
     def __init__(
-        self, slots: Sequence[RunInput | RunOutput], side: Literal["input", "output"],
-        modules: ProgramNames | None = None,
+        self, slots: Sequence[RunInput | RunOutput] | Sequence[str],
+        side: Literal["input", "output"], modules: ProgramNames | None = None,
     ) -> None:  # fmt: skip
-        self.names = [slot.name for slot in slots]
+        self.names = [slot if isinstance(slot, str) else slot.name for slot in slots]
         self._side = side
         self._modules = modules
         self._by_name = {name: index for index, name in enumerate(self.names)}
-        self._by_port = {slot.port: index for index, slot in enumerate(slots) if slot.port}
+        self._by_port = {
+            slot.port: index
+            for index, slot in enumerate(slots)
+            if not isinstance(slot, str) and slot.port
+        }
         self._by_own_name: dict[str, list[int]] = {}
         for index, slot in enumerate(slots):
             if isinstance(slot, RunInput) and slot.own:

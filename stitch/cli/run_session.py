@@ -33,6 +33,7 @@ from stitch.cli.command import (
 )
 from stitch.cli.device_costs import copies_inside
 from stitch.cli.module_files import (
+    Dimensions,
     lacking_lines,
     machine_for,
     read_modules,
@@ -138,8 +139,7 @@ def sizes_for(
     Raises:
         UsageError: A size is unknown, two inputs disagree, or a shape contradicts `--at`.
     """
-    graph = model.program.graph
-    slots = [RunInput(s.name, graph.input_type(i)) for i, s in enumerate(graph.inputs)]
+    slots = [slot.name for slot in model.program.graph.inputs]
     shapes = _shapes(slots, label, inputs, is_alone)
     names = model.program.sizes.dims
     known = model.sizes_of(shapes)
@@ -160,8 +160,32 @@ def sizes_for(
     return known
 
 
+def shapes_for(
+    dimensions: Dimensions, path: str, label: str,
+    inputs: Sequence[str], asked: Mapping[str, int], is_alone: bool,
+) -> dict[str, tuple[int, ...]]:  # fmt: skip
+    """Return the shapes of the inputs of an ONNX model that `--input` or `--at` gives.
+
+    Args:
+        dimensions: Its inputs; the others are those of `sizes_for`.
+
+    Raises:
+        UsageError: A shape contradicts `--at`.
+    """
+    shapes = _shapes([*dimensions], label, inputs, is_alone)
+    for name, axes in dimensions.items():
+        bound = [asked.get(axis) if isinstance(axis, str) else axis for axis in axes]
+        for axis, size, given in zip(axes, bound, shapes.get(name, ()), strict=False):
+            if axis in asked and size != given:
+                raise UsageError(f"--at={axis}={size} contradicts an --input", where=path,
+                                 got=f"{axis} = {given}")  # fmt: skip
+        if any(isinstance(axis, str) for axis in axes) and None not in bound:
+            shapes.setdefault(name, tuple([size for size in bound if size is not None]))
+    return shapes
+
+
 def _shapes(
-    slots: Sequence[RunInput], label: str, inputs: Sequence[str], is_alone: bool
+    names: Sequence[str], label: str, inputs: Sequence[str], is_alone: bool
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of `--input` values by the module's inputs; no array is read."""
     single = [word for word in inputs if not is_archive(word)]
@@ -170,13 +194,12 @@ def _shapes(
         for name, word in split_slots(single, is_array_text, "input", INPUT_FORM, "--input")
     ]
     shapes: dict[str, tuple[int, ...]] = {}
-    names = [slot.name for slot in slots]
     for word in filter(is_archive, inputs):
         arrays = read_array_file(Path(word.partition("@")[2]), lambda name, shape: False)
         shapes.update({str(name): arrays[name].shape for name in arrays if name in names})
     if not is_alone:
         split = [(name, word) for name, word in split if name in names]
-    for index, word in assign(split, SlotNames(slots, "input"), "input").items():
+    for index, word in assign(split, SlotNames(names, "input"), "input").items():
         shapes[names[index]] = parse_array(word, names[index], ()).shape
     return shapes
 
@@ -588,9 +611,14 @@ def _chain(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
         used.update(model.program.sizes.dims)
         return sizes_for(model, path, label, options.input, asked, is_alone)
 
+    def shapes(dimensions: Dimensions, path: str, label: str) -> dict[str, tuple[int, ...]]:
+        used.update([axis for axes in dimensions.values() for axis in axes if type(axis) is str])
+        return shapes_for(dimensions, path, label, options.input, asked, is_alone)
+
     with phase("reading modules"):
         modules = with_unique_names(read_modules(
             options.module, options.function, device=options.device, compiling=_note, sizes=sizes,
+            shapes=shapes if options.input or asked else None,
         ))  # fmt: skip
     for name in asked:
         if name not in used:

@@ -9,6 +9,7 @@ from stitch.frontend.modules import (
     SUFFIXES,
     TrainableSource,
     is_torch,
+    onnx_dimensions,
     opened,
     read_dynamic,
     read_graph,
@@ -55,6 +56,6 @@ __all__ = [
     "MODULE_KEYS", "CallStructure", "Explanation", "OverwrittenTensor", "RelocatedParameters",
     "SUFFIXES", "SharedStorage", "TrainableSource", "array_on", "explain", "from_fx",
     "graph_counts", "is_torch", "load_module", "loop_over", "module_from_text",
-    "module_json_schema", "opened", "pytree", "read_graph", "read_dynamic", "read_module",
-    "read_trainable", "tensor_on", "torch_device", "untraced_tensor_on",
+    "module_json_schema", "onnx_dimensions", "opened", "pytree", "read_graph", "read_dynamic",
+    "read_module", "read_trainable", "tensor_on", "torch_device", "untraced_tensor_on",
 ]  # fmt: skip

@@ -124,6 +124,19 @@ def _read_other(
     )
 
 
+def onnx_dimensions(path: str | Path) -> dict[str, tuple[int | str | None, ...]]:
+    """Return the dimensions of the tensors that an ONNX model needs, by input: a number, the name
+    of a size, or None.
+
+    Raises:
+        CompileError: The package onnx is missing.
+        FormatError: The file is no such model.
+    """
+    with _reading("ONNX models", "onnx"):
+        from stitch.frontend.onnx import input_dimensions
+    return input_dimensions(path)
+
+
 class DynamicModule(NamedTuple):
     """A module whose inputs have symbolic sizes.
 

@@ -39,6 +39,36 @@ def masked(*names: str) -> None:
         assert stitch_compile([f"{name}.yaml", "-o", f"{name}.ttb"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["--input=@x.npy", "--input=@x.npy"], 0, "y: 4x8xf32"),
+        (["--input=b=@x.npy", "--input=@x.npy"], 0, "y: 4x8xf32"),
+        (["--input=net.b=1x8xf32=2", "--input=a=3x8xf32=1"], 0, "y: 3x8xf32=[3. 3."),
+        (["--at=n=2,m=1", "--init=ones"], 0, "y: 2x8xf32=[2. 2."),
+        (["--at=m=1", "--input=a=2x8xf32"], 2, "inputs are missing: b"),
+        (["--at=n=2", "--input=a=3x8xf32"], 2, "--at=n=2 contradicts an --input"),
+        (["--at=k=2", "--input=a=3x8xf32", "--input=b=3x8xf32"], 2, "no module has a size 'k'"),
+        (["--input=a=3x8xf32"], 3, "left unbound: m\n  where: net.onnx\n  try: give each input"),
+        (["--input=c=3x8xf32"], 2, "there is no input 'c'"),
+        (["--input=a=3x7xf32"], 3, "the shape does not fit (expected [n, 8], got [3, 7])"),
+        ([], 3, "dynamic dimension left unbound: n"),
+    ],
+)  # fmt: skip
+def test_free_dimensions_of_an_onnx_model_are_those_of_its_inputs_or_of_at(
+    words: list[str], code: int, text: str, cli: Cli, here: Path
+) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["a", "b"], ["y"])],
+        "net",
+        [helper.make_tensor_value_info(name, 1, [size, 8]) for name, size in ("an", "bm")],
+        [helper.make_tensor_value_info("y", 1, [None, 8])],
+    )
+    onnx.save(model_of(graph), "net.onnx")
+    done = cli("run", "net.onnx", *words)
+    assert done.code == code and text in done.out + done.err, done.err
+
+
 def test_an_onnx_model_is_compiled_in_memory_and_that_is_said(cli: Cli, here: Path) -> None:
     w = np.full((8, 8), 0.5, np.float32)
     graph = helper.make_graph(

@@ -6,6 +6,6 @@ call of a plain operator (`calls`), a loop or a branch (`control_flow`), several
 (`composed_operators`) or a foreign operation (`foreign_nodes`).
 """
 
-from stitch.frontend.onnx.translation import from_onnx, from_onnx_dynamic
+from stitch.frontend.onnx.translation import from_onnx, from_onnx_dynamic, input_dimensions
 
-__all__ = ["from_onnx", "from_onnx_dynamic"]
+__all__ = ["from_onnx", "from_onnx_dynamic", "input_dimensions"]

@@ -253,6 +253,18 @@ def bind_inputs(
     return tuple(one for one in bound if one is not None)
 
 
+def input_dimensions(model: str | Path | Any) -> dict[str, tuple[Dimension, ...]]:
+    """Return the dimensions of the tensors that a model needs, by input: a number, the name of a
+    size, or None. Inputs whose shape the model does not say have none."""
+    graph = read_model(model).graph
+    defaults = {tensor.name for tensor in graph.initializer}
+    return {
+        info.name: tuple(_dimension(d) for d in info.type.tensor_type.shape.dim)
+        for info in graph.input
+        if info.name not in defaults
+    }
+
+
 def _check_names(names: list[str], asked: set[str], title: str) -> None:
     others = sorted(asked - set(names))
     if others:
