@@ -109,7 +109,7 @@ def windows_of(
     begins, ends, overhangs, outputs = [], [], [], []
     for i in range(rank):
         span = dilations[i] * (kernel[i] - 1) + 1
-        begin, end = pads[i], pads[rank + i]
+        begin, end, up = pads[i], pads[rank + i], False
         if auto_pad.startswith("SAME"):
             output = -(-size[i] // strides[i])
             total = max((output - 1) * strides[i] + span - size[i], 0)
@@ -126,7 +126,8 @@ def windows_of(
         reached = (output - 1) * strides[i] + span
         begins.append(begin)
         ends.append(end)
-        overhangs.append(max(0, reached - begin - size[i] - end))
+        # Never more, rounded down; never less, rounded up: sizes that are named need no guard.
+        overhangs.append(max(reached - begin - size[i] - end, 0) if up else 0)
         outputs.append(output)
     padding = (tuple(begins), tuple(ends), tuple(overhangs))
     return Windows(size, kernel, strides, dilations, *padding, tuple(outputs))

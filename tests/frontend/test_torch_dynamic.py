@@ -248,6 +248,16 @@ def test_writes_of_whole_axes_keep_named_sizes() -> None:
     assert torch.equal(arrays(model(example(4, 7))), Written()(example(4, 7)))
 
 
+def test_pools_that_round_sizes_up_keep_named_sizes() -> None:
+    module = nn.MaxPool2d(3, 2, ceil_mode=True)
+    axes = {2: stitch.Dim("height", 5, 40), 3: stitch.Dim("width", 5, 24)}
+    model = stitch.compile(module, (torch.randn(2, 3, 9, 8),), dynamic_shapes=(axes,))
+    assert not model.program.guards
+    for sizes in [(5, 6), (8, 7), (40, 24)]:
+        x = torch.randn(2, 3, *sizes)
+        assert torch.equal(arrays(model(x)), module(x))
+
+
 def test_instance_normalization_keeps_named_sizes() -> None:
     module, axes = nn.InstanceNorm1d(4), {0: BATCH, 2: LENGTH}
 
