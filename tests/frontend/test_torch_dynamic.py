@@ -248,6 +248,29 @@ def test_writes_of_whole_axes_keep_named_sizes() -> None:
     assert torch.equal(arrays(model(example(4, 7))), Written()(example(4, 7)))
 
 
+class Shifted(nn.Module):  # type: ignore[misc]
+    """Writes parts of named axes, and every second element of another one."""
+
+    def forward(self, x: Any) -> Any:
+        y = torch.zeros_like(x)
+        y[:, 1:] = x[:, :-1]
+        y[1:-1, 2:3] += 2.0
+        y[..., ::2] *= 3.0
+        return y
+
+
+def test_writes_of_parts_of_axes_keep_named_sizes() -> None:
+    def example(batch: int, length: int) -> Any:
+        return torch.randn(batch, length, 5)
+
+    axes = {0: stitch.Dim("batch", 4, 40), 1: stitch.Dim("length", 4, 24)}
+    same_texts(Shifted(), example, axes, (6, 8), (4, 4), (40, 24))
+    model = stitch.compile(Shifted(), (example(6, 8),), dynamic_shapes=(axes,))
+    assert not any(guard.is_specialised for guard in model.program.guards)
+    for x in (example(4, 4), example(5, 7)):
+        assert torch.equal(arrays(model(x)), Shifted()(x))
+
+
 def test_pools_that_round_sizes_up_keep_named_sizes() -> None:
     module = nn.MaxPool2d(3, 2, ceil_mode=True)
     axes = {2: stitch.Dim("height", 5, 40), 3: stitch.Dim("width", 5, 24)}

@@ -18,7 +18,7 @@ from stitch.frontend.torch.aten_call import Call, Row, Value
 from stitch.frontend.torch.lowering.shapes import is_whole, permuted, slice_tensor
 from stitch.frontend.torch.lowering.single_elements import detached
 from stitch.graph import SymbolicTensor
-from stitch.program import DataType, is_same_size
+from stitch.program import DataType, is_same_size, is_symbolic, slice_bounds
 
 aten = torch.ops.aten
 Indices = Sequence[SymbolicTensor | None]
@@ -73,11 +73,19 @@ def slice_scatter(
     if is_whole(start, end, step):
         return call.cast(src)
     b, axis = call.builder, dim % len(x.shape)
+    if step == 1:
+        first, last, _, _ = slice_bounds(slice(start, end), x.shape[axis])
+        parts = [call.cast(src)]
+        if is_symbolic(start) or start:
+            parts.insert(0, b.slice(x, [0], [first], [axis]))
+        if not is_whole(None, end, 1):
+            parts.append(b.slice(x, [max(first, last)], [x.shape[axis]], [axis]))
+        return b.concat(parts, axis)
     positions = np.arange(*slice(start, end, step).indices(x.shape[axis]), dtype=np.int64)
     if positions.size == 0:
         return x
     lead = (slice(None),) + (None,) * (len(x.shape) - axis - 1)
-    index = b.constant(np.ascontiguousarray(np.broadcast_to(positions[lead], src.shape)))
+    index = b.broadcast(b.constant(positions[lead]), src.shape)
     return b.op("ScatterElements", x, index, call.cast(src), axis=axis)
 
 
