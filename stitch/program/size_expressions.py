@@ -107,9 +107,10 @@ class Expression:
         if divisor.constant == 0:
             raise ZeroDivisionError("integer division of a symbolic size by zero")
         if len(divisor.terms) > 1 or not (divisor.constant or is_nonzero):
-            if is_nonzero and self == divisor:
-                return Expression.of_int(1)
-            return self if not self.terms and is_nonzero else _atom(Quotient(self, divisor))
+            times = self.terms[0][1] // divisor.terms[0][1] if self.terms else 0
+            if is_nonzero and self == divisor * times:
+                return Expression.of_int(times)
+            return _atom(Quotient(self, divisor))
         ((atoms, factor),) = divisor.terms
         whole: list[tuple[Monomial, int]] = []
         rest: list[tuple[Monomial, int]] = []
@@ -125,6 +126,13 @@ class Expression:
         number, by = remainder.constant, divisor.constant
         if number is not None and by is not None:
             return polynomial(whole) + number // by
+        # (a // k + c) // by is (a + c * k) // (k * by).
+        found = remainder._quotient_by_number()
+        if by is not None and by > 0 and found is not None and found[0] == 1:
+            _, quotient, k = found
+            others = (remainder - _atom(quotient)) * k
+            inner = (quotient.dividend + others).quotient(Expression.of_int(k * by), True)
+            return polynomial(whole) + inner
         return polynomial(whole) + _atom(Quotient(remainder, divisor))
 
     def at(self, sizes: Mapping[str, int]) -> int:

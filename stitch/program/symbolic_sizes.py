@@ -203,6 +203,11 @@ class SymbolicSizes:
     def bounds(self) -> dict[str, Bounds]:
         return {name: (dim.least, dim.most) for name, dim in self.dims.items()}
 
+    def quotient(self, dividend: Expression, divisor: Expression) -> Expression:
+        """Return the floor division of two expressions of these sizes."""
+        low, high = divisor.bounds(self.bounds)
+        return dividend.quotient(divisor, low > 0 or high < 0)
+
     def shape_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of an input with symbolic sizes on its dynamic axes.
 
@@ -396,8 +401,7 @@ def _operator(
 
 
 def _quotient(self: SymbolicSize, left: Expression, right: Expression) -> Expression:
-    low, high = right.bounds(self.sizes.bounds)
-    return left.quotient(right, low > 0 or high < 0)
+    return self.sizes.quotient(left, right)
 
 
 def _comparison(relation: str, is_swapped: bool = False) -> Callable[[SymbolicSize, Any], Any]:

@@ -157,7 +157,7 @@ def test_what_no_reader_takes_is_not_written() -> None:
     n = Expression.of_name("n")
     deep = n
     for _ in range(MAX_DEPTH + 2):
-        deep = (deep + 1) // 3
+        deep = (deep * 2 + 1) // 3
     rows = ExpressionRows(["n"])
     rows.number(deep)
     with pytest.raises(StitchError, match=f"expected at most {MAX_PARTS} in {MAX_DEPTH}"):

@@ -106,6 +106,7 @@ def test_sums_and_products_have_one_normal_form() -> None:
     assert (a * 784) % 28 == 0 and a * 784 // 28 == 28 * a
     assert a * b // a == b and -a + a == 0 and a * 0 == 0
     assert a // 2 * 2 + a % 2 == a
+    assert (a // 2 + 3) // 4 == (a + 6) // 8
     assert not sizes.guards
     assert isinstance(a - a, int)
 
@@ -115,7 +116,29 @@ def test_bounds_decide_what_they_can() -> None:
     assert a != 0 and a > 0 and a <= 40 and a * b < 1601 and a // 2 <= 20 and a + b != 0
     assert bool(a) and not sizes.guards
     assert a // 2 <= a and a // 3 * 3 <= a and a - (a // 5) * 5 < 5 and (a + b) // 2 * 2 <= a + b
-    assert not a // 2 * 2 > a and not sizes.guards
+    assert not a // 2 * 2 > a and (a * 32 + 32) // (a * 8 + 8) == 4
+    assert not sizes.guards
+
+
+#: Comparisons that hold, and whether their guards say the same where b is 20.
+SAME_GUARDS: list[tuple[Callable[..., bool], Callable[..., bool], bool]] = [
+    (lambda a, b: a // b == 0, lambda a, b: a // 20 == 0, True),
+    (lambda a, b: a < b, lambda a, b: a <= 19, True),
+    (lambda a, b: a < b, lambda a, b: a <= 20, False),
+    (lambda a, b: a != b, lambda a, b: a <= 20, False),
+    (lambda a, b: a - b != 0, lambda a, b: 20 - a != 0, True),
+    (lambda a, b: a != b, lambda a, b: a != 19, False),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "is_same"), SAME_GUARDS)
+def test_guards_are_equal_where_they_say_the_same_of_some_sizes(
+    one: Callable[..., bool], other: Callable[..., bool], is_same: bool
+) -> None:
+    sizes, pair = new_sizes()
+    assert one(*pair) and other(*pair)
+    first, second = (guard.condition({"b": 20}) for guard in sizes.guards)
+    assert (first == second) is is_same
 
 
 def test_a_quotient_of_a_sum_has_parentheses() -> None:

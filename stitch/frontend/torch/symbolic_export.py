@@ -320,7 +320,7 @@ class TorchSizes:
                 return None
             return _power(one, power)
         for part in rest:
-            one = _COMBINE[kind](one, part)
+            one = _COMBINE[kind](self.sizes, one, part)
         return one
 
 
@@ -414,15 +414,15 @@ def _power(base: Expression, power: int) -> Expression:
     return result
 
 
-def _quotient(dividend: Expression, divisor: Expression) -> Expression:
-    return dividend.quotient(divisor, divisor.constant not in (None, 0))
+def _remainder(sizes: SymbolicSizes, dividend: Expression, divisor: Expression) -> Expression:
+    return dividend - sizes.quotient(dividend, divisor) * divisor
 
 
 #: By the names of sympy's and torch's classes.
-_COMBINE: Mapping[str, Callable[[Expression, Expression], Expression]] = {
-    "Add": lambda a, b: a + b, "Mul": lambda a, b: a * b, "FloorDiv": _quotient,
-    "CleanDiv": _quotient, "Mod": lambda a, b: a - _quotient(a, b) * b,
-    "PythonMod": lambda a, b: a - _quotient(a, b) * b,
+_COMBINE: Mapping[str, Callable[[SymbolicSizes, Expression, Expression], Expression]] = {
+    "Add": lambda _, a, b: a + b, "Mul": lambda _, a, b: a * b,
+    "FloorDiv": SymbolicSizes.quotient, "CleanDiv": SymbolicSizes.quotient,
+    "Mod": _remainder, "PythonMod": _remainder,
 }  # fmt: skip
 #: Which of several sizes an expression is, is decided by a guard.
 _EXTREMES: Mapping[str, Callable[..., Expression]] = {"Max": max, "Min": min}
