@@ -157,6 +157,20 @@ def test_sizes_of_a_module_may_be_shapes_positions_and_numbers() -> None:
             model(x[: sizes[0]], y[: sizes[1]])
 
 
+class Scaled(nn.Module):  # type: ignore[misc]
+    def forward(self, x: Any, y: Any) -> Any:
+        return x.sum() * y
+
+
+def test_arguments_of_a_module_that_disagree_about_a_size_are_named() -> None:
+    x, y = torch.randn(8), torch.randn(8)
+    model = stitch.compile(Scaled(), (x, y), dynamic_shapes=({0: BATCH}, {0: BATCH}))
+    torch.testing.assert_close(arrays(model(x, y)), Scaled()(x, y))
+    for shorter in [(x[:5], y), (x, y[:5])]:
+        with pytest.raises(UsageError, match="disagree about size 'batch'"):
+            model(*shorter)
+
+
 class Positions(nn.Module):  # type: ignore[misc]
     """Ranges, the last element of an axis, and attention whose mask hides a row or not."""
 

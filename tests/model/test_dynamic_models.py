@@ -210,11 +210,17 @@ def test_calls_find_the_model_by_an_axis_of_each_argument(
         with pytest.raises(stitch.LinkError):
             model(*zeros([(4, width), (2, 4)]))
         assert len(model._by_key) <= 3
+    model.at(n=2, m=2)  # The oldest model is dropped, so it is found no more.
+    assert not model._by_key
 
 
 @pytest.mark.parametrize(
-    "axes", [{"x": "n", "y": "nm", "z": "m"}, {"x": "nm", "y": "mk", "z": "nk"}, {"z": "nmk"}]
-)
+    "axes",
+    [
+        {"x": "n", "y": "nm", "z": "m"}, {"x": "nm", "y": "mk", "z": "nk"}, {"z": "nmk"},
+        {"x": "n", "y": "m", "z": "k"},
+    ],
+)  # fmt: skip
 def test_calls_find_the_model_where_several_arguments_have_a_size(axes: dict[str, str]) -> None:
     def form(arguments: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(sizes.get(size, 4) for size in axes.get(arguments, "").ljust(3))
@@ -420,6 +426,7 @@ BAD_CALLS: list[tuple[Sequence[tuple[int, ...]], str]] = [
     ([(3, 5), (4, 5)], r"disagree about size 'batch'"),
     ([(41, 5), (41, 5)], r"out of bounds\n.*x\.shape\[0\](.*\n)*.*Dim\(\"batch\", 1, 41\)"),
     ([(0, 5), (0, 5)], "out of bounds"), ([(), (3, 5)], "number of axes"), ([(3, 5)], "missing: y"),
+    ([], "missing: x, y"),
     ([(1, 3, 5), (3, 5)], "'x' has another number of axes"),
     ([(3, 5), (1, 3, 5)], "'y' has another number of axes"), ([(3, 5), (3, 6)], "another shape"),
     ([(3, 6), (3, 6)], "another shape"), ([(3, 5)] * 3, "surplus"),
