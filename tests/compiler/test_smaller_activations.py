@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stitch.compiler import differentiate
+from stitch.compiler import compile_graph, differentiate
 from stitch.compiler.passes.simplification import sink_relu_below_max_pool
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
+from stitch.machine import load_machine
 from stitch.program import Array, DataType
 from tests.support.gradients.running import backward_feeds, run
 
@@ -85,6 +86,16 @@ def test_slopes_of_both_are_taken_where_a_pool_is_small() -> None:
     both = differentiate(graph_of(lambda b, x: [pooled(b, b.relu(x))]), ["x"])
     sizes = {o.op: both.backward.values[o.outputs[0]].type.shape for o in both.backward.operations}
     assert sizes["Greater"] == (2, 3, 3, 3) and sizes["MaxPoolGradient"] == SHAPE
+
+
+def test_results_are_named_and_numbered_as_operations_of_their_kind() -> None:
+    def build(b: ComputationGraphBuilder, x: Any) -> Any:
+        pooled(b, b.relu(x))  # Read by nothing: their numbers are free.
+        return [pooled(b, b.relu(x))]
+
+    program = compile_graph(differentiate(graph_of(build), ["x"]).forward, load_machine("host"))
+    values = program.program.values
+    assert [values[o.outputs[0]].name for o in program.program.operations] == ["maxpool", "relu"]
 
 
 KEPT: dict[str, Build] = {

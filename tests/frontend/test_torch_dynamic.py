@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental import symbolic_shapes
 
 import stitch
 from stitch.errors import CompileError, StitchError, UsageError
@@ -158,17 +159,17 @@ def test_sizes_of_a_module_may_be_shapes_positions_and_numbers() -> None:
 
 
 class Scaled(nn.Module):  # type: ignore[misc]
-    def forward(self, x: Any, y: Any) -> Any:
-        return x.sum() * y
+    def forward(self, pair: Any) -> Any:
+        return pair[0].sum() * pair[1]
 
 
 def test_arguments_of_a_module_that_disagree_about_a_size_are_named() -> None:
     x, y = torch.randn(8), torch.randn(8)
-    model = stitch.compile(Scaled(), (x, y), dynamic_shapes=({0: BATCH}, {0: BATCH}))
-    torch.testing.assert_close(arrays(model(x, y)), Scaled()(x, y))
+    model = stitch.compile(Scaled(), ((x, y),), dynamic_shapes=(({0: BATCH}, {0: BATCH}),))
+    torch.testing.assert_close(arrays(model((x, y))), Scaled()((x, y)))
     for shorter in [(x[:5], y), (x, y[:5])]:
         with pytest.raises(UsageError, match="disagree about size 'batch'"):
-            model(*shorter)
+            model(shorter)
 
 
 class Positions(nn.Module):  # type: ignore[misc]
@@ -465,8 +466,10 @@ def test_sizes_that_a_decomposition_of_torch_fixes_are_guards() -> None:
 
 
 def test_a_guard_that_an_operator_of_torch_needs_names_the_line_of_the_module() -> None:
+    before = symbolic_shapes.uninteresting_files
     shapes = {"x": {2: BATCH, 3: stitch.Dim("columns", 4, 24)}}
     model = stitch.compile(Halved(), (torch.zeros(1, 2, 6, 8),), dynamic_shapes=shapes)
+    assert symbolic_shapes.uninteresting_files is before
     (guard,) = [g for g in model.program.guards if str(g.left) == "2*(columns // 2)"]
     first = inspect.getsourcelines(Halved.forward)[1]
     assert guard.line == f"{Path(__file__).name}:{first + 2}"
