@@ -547,12 +547,15 @@ def names_in(sizes: Sequence[Any]) -> frozenset[str]:
 def slice_bounds(part: slice, length: int) -> tuple[int, int, int, int]:
     """Return start, stop, step and the number of elements of a slice of an axis.
 
-    Symbolic sizes stay symbolic if the step is 1.
+    Symbolic sizes stay symbolic if the step is 1, or the slice is the axis reversed.
     """
     if part.step in (None, 1) and any(map(is_symbolic, (part.start, part.stop, length))):
         start = _clamped(part.start, 0, length)
         stop = _clamped(part.stop, length, length)
         return start, stop, 1, stop - start if start < stop else 0
+    is_last = part.start is None or is_same_size(part.start, length - 1)
+    if part.step == -1 and part.stop is None and is_last:
+        return length - 1, -1, -1, length
     start, stop, step = part.indices(length)
     return start, stop, step, len(range(start, stop, step))
 

@@ -296,6 +296,44 @@ def test_pools_that_round_sizes_up_keep_named_sizes() -> None:
         assert torch.equal(arrays(model(x)), module(x))
 
 
+class Moved(nn.Module):  # type: ignore[misc]
+    """Writes slices of an axis of a fixed size, reverses axes, and pads by the other end."""
+
+    def forward(self, x: Any) -> Any:
+        y, z = x.clone(), torch.zeros(x.shape[0], 9, x.shape[2])
+        y[:, :2] = 1.0
+        y[:, 3:5] += x[:, :2]
+        y[:, -1:] = 0.5
+        y[:, 7:] = 2.0
+        z[:, 1:-1:2] = x[:, 2:6]
+        z[:, 8:3] = 4.0
+        y[:, 0:6] *= 2.0
+        return y, z, x.flip(0), x.flip(2, 1), nn.functional.pad(x, (1, 2, 2, 1), mode="circular")
+
+
+def test_writes_of_slices_and_reversals_keep_named_sizes() -> None:
+    axes = {0: BATCH, 2: LENGTH}
+
+    def example(batch: int, length: int) -> Any:
+        return torch.arange(batch * 6.0 * length).reshape(batch, 6, length)
+
+    class Written(nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return Moved()(x)[:4]
+
+    same_texts(Written(), example, axes, (3, 5), (1, 2), (40, 24))
+    model = stitch.compile(Written(), (example(3, 6),), dynamic_shapes=(axes,))
+    assert not model.program.guards
+    padded = stitch.compile(Moved(), (example(3, 6),), dynamic_shapes=({0: BATCH},))
+    assert not padded.program.guards
+    for batch, length in ((3, 6), (5, 6), (1, 2)):
+        x = example(batch, length)
+        for ours, theirs in zip(model(x), Written()(x), strict=True):
+            assert torch.equal(arrays(ours), theirs)
+    for ours, theirs in zip(padded(example(7, 6)), Moved()(example(7, 6)), strict=True):
+        assert torch.equal(arrays(ours), theirs)
+
+
 def test_instance_normalization_keeps_named_sizes() -> None:
     module, axes = nn.InstanceNorm1d(4), {0: BATCH, 2: LENGTH}
 

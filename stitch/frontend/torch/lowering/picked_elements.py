@@ -72,21 +72,19 @@ def slice_scatter(
 ) -> SymbolicTensor:  # fmt: skip
     if is_whole(start, end, step):
         return call.cast(src)
-    b, axis = call.builder, dim % len(x.shape)
+    b, axis, written = call.builder, dim % len(x.shape), call.cast(src)
     if step == 1:
         first, last, _, _ = slice_bounds(slice(start, end), x.shape[axis])
-        parts = [call.cast(src)]
+        parts = [written]
         if is_symbolic(start) or start:
             parts.insert(0, b.slice(x, [0], [first], [axis]))
         if not is_whole(None, end, 1):
             parts.append(b.slice(x, [max(first, last)], [x.shape[axis]], [axis]))
         return b.concat(parts, axis)
-    positions = np.arange(*slice(start, end, step).indices(x.shape[axis]), dtype=np.int64)
-    if positions.size == 0:
-        return x
-    lead = (slice(None),) + (None,) * (len(x.shape) - axis - 1)
-    index = b.broadcast(b.constant(positions[lead]), src.shape)
-    return b.op("ScatterElements", x, index, call.cast(src), axis=axis)
+    # The elements of x, but the numbers of those of src where it is written.
+    numbers = np.arange(x.shape[axis])
+    numbers[start:end:step] = numbers.size + np.arange(numbers[start:end:step].size)
+    return b.gather(b.concat([x, written], axis), numbers, axis)
 
 
 def _diagonal_scatter(
