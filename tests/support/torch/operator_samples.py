@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils import _pytree as pytree
@@ -115,7 +116,9 @@ def samples_of(operator: Any, count: int) -> Iterator[Any]:
     """The first samples of an operator, the same at every call."""
     torch.manual_seed(0)
     gradients = bool(operator.supports_autograd)
-    samples = operator.sample_inputs("cpu", torch.float32, requires_grad=gradients)
+    # torch looks in the stack for the test that asks, whose seed it takes: 0.1 s for each operator.
+    with patch("inspect.stack", list):
+        samples = operator.sample_inputs("cpu", torch.float32, requires_grad=gradients)
     return itertools.islice(iter(samples), count)
 
 
