@@ -43,6 +43,7 @@ from stitch.frontend.torch.torch_internals import (
     decompose_exported_program,
     disable_fake_mode,
     keep_whole,
+    lazy_graph_modules,
     pytree,
     split_decompositions,
 )
@@ -98,7 +99,8 @@ def exported(
         UsageError: forward does not accept the examples.
     """
     _refuse_scripts(module)
-    with _exporting, warnings.catch_warnings(), _quiet():
+    # Torch makes many modules of graphs that nothing runs: none is written as Python.
+    with _exporting, warnings.catch_warnings(), _quiet(), lazy_graph_modules(True):
         # torch warns of its own deprecated parts; the user can do nothing about them.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
@@ -127,7 +129,7 @@ def exported(
 
 def exported_call(module: Any, call: Arguments, dynamic: DynamicArguments | None = None) -> Capture:
     """Export a module at the shapes of a call, which has tensors of torch, or for Dims."""
-    with _exporting, _containers_restored(module):
+    with _exporting, _containers_restored(module), lazy_graph_modules(True):
         twin, (arguments, named), calls = with_plain_values(module, call)
         with torch.no_grad(), warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")

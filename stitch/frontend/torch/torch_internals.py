@@ -34,6 +34,7 @@ _NAMES = {
     "torch.export.exported_program": "_decompose_exported_program=decompose_exported_program "
     "_disable_prexisiting_fake_mode=disable_fake_mode "
     "_split_decomp_table_to_cia_and_python_decomp=split_decompositions",
+    "torch.fx._lazy_graph_module": "_use_lazy_graph_module=lazy_graph_modules",
     "torch.utils": "_pytree=pytree",
     "torch.utils._python_dispatch": "_disable_current_modes=disable_current_modes",
 }

@@ -342,6 +342,8 @@ def compiled_graph(
 
     with ExitStack() as stack:
         stack.enter_context(without_onednn())
+        # Torch makes many modules of graphs that nothing runs: none is written as Python.
+        stack.enter_context(internals.lazy_graph_modules(True))
         if is_cached:
             named = replace(settings, executor=storage.device.executor, cache=None, optimizer=None)
             key = named, storage.device.machine
