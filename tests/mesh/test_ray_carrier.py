@@ -180,15 +180,12 @@ def kill_one(draw: random.Random, mesh: Mesh, folder: Path) -> None:
     assert mesh.client.restarts == {**restarts, victim: restarts[victim] + 1}
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_server_killed_in_the_middle_of_runs_changes_no_byte(
-    seed: int, mesh: Mesh, tmp_path: Path
-) -> None:
-    kill_one(random.Random(seed), mesh, tmp_path)
+def test_a_server_killed_in_the_middle_of_runs_changes_no_byte(mesh: Mesh, tmp_path: Path) -> None:
+    kill_one(random.Random(0), mesh, tmp_path)
 
 
 @pytest.mark.campaign("mesh")
-@pytest.mark.parametrize("seed", range(2, 20))
+@pytest.mark.parametrize("seed", range(1, 20))
 def test_more_servers_killed_in_the_middle_of_runs(seed: int, mesh: Mesh, tmp_path: Path) -> None:
     kill_one(random.Random(seed), mesh, tmp_path)
 
