@@ -99,7 +99,8 @@ class Bench:
         """Begin a suite, whose time runs from now on."""
         self.suite = suite
         self._until = None if self.seconds is None else time.monotonic() + self.seconds
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        if self.is_card:
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
     def check_time(self) -> None:
         """Raise `OutOfTime` where the time of the suite is over."""
