@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from operator import is_
 from typing import NamedTuple
 
 import numpy as np
@@ -76,7 +77,9 @@ def fold_constants(graph: ComputationGraph, growth_nbytes: int) -> ComputationGr
     computed = {v for operation in kept for v in operation.outputs}
     left = {v for operation in kept for v in operation.inputs} - computed
     left |= {slot.value for slot in graph.outputs} - computed
-    constants = tuple(Constant(v, data) for v, data in known.items() if v in left)
+    constants = tuple([Constant(v, data) for v, data in known.items() if v in left])
+    if not folded and len(constants) == len(graph.constants):
+        return graph
     return replace(graph, operations=kept, constants=constants)
 
 
@@ -355,12 +358,11 @@ def remove_identities(graph: ComputationGraph) -> ComputationGraph:
     turned: dict[int, tuple[int, tuple[int, ...]]] = {}
     kept: list[Operation] = []
     for operation in graph.operations:
-        inputs = tuple(now.get(v, v) for v in operation.inputs)
-        operation = replace(operation, inputs=inputs)
+        operation = _reading(operation, now)
         order = axis_order(operation, graph.values)
         if order is not None:
-            if inputs[0] in turned:
-                source, before = turned[inputs[0]]
+            if operation.inputs[0] in turned:
+                source, before = turned[operation.inputs[0]]
                 order = tuple(before[axis] for axis in order)
                 operation = replace(operation, inputs=(source,), attributes={"perm": order})
             turned[operation.outputs[0]] = operation.inputs[0], order
@@ -372,8 +374,26 @@ def remove_identities(graph: ComputationGraph) -> ComputationGraph:
             now[operation.outputs[0]] = chosen
         else:
             kept.append(operation)
-    outputs = tuple(replace(s, value=now.get(s.value, s.value)) for s in graph.outputs)
-    return replace(graph, operations=tuple(kept), outputs=outputs)
+    return _rewritten(graph, kept, graph.constants, now)
+
+
+def _reading(operation: Operation, now: Mapping[int, int]) -> Operation:
+    """Return an operation that reads what values are now."""
+    if now.keys().isdisjoint(operation.inputs):
+        return operation
+    return replace(operation, inputs=tuple([now.get(v, v) for v in operation.inputs]))
+
+
+def _rewritten(
+    graph: ComputationGraph, operations: Sequence[Operation], constants: Sequence[Constant],
+    now: Mapping[int, int],
+) -> ComputationGraph:  # fmt: skip
+    """Return the graph with these operations and constants; itself, if they are its own."""
+    is_same = len(operations) == len(graph.operations) and len(constants) == len(graph.constants)
+    if is_same and all(map(is_, operations, graph.operations)):
+        return graph
+    outputs = tuple([replace(s, value=now.get(s.value, s.value)) for s in graph.outputs])
+    return replace(graph, operations=tuple(operations), constants=tuple(constants), outputs=outputs)
 
 
 def keeps_order(operation: Operation) -> bool:
@@ -446,7 +466,7 @@ def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:
             now[constant.value] = first[0]
     kept: list[Operation] = []
     for operation in graph.operations:
-        operation = replace(operation, inputs=tuple(now.get(v, v) for v in operation.inputs))
+        operation = _reading(operation, now)
         if is_repeatable(operation):
             first = seen.setdefault(_operation_key(operation, graph.values), operation.outputs)
             if first != operation.outputs:
@@ -454,8 +474,7 @@ def merge_common_subexpressions(graph: ComputationGraph) -> ComputationGraph:
                 now.pop(ABSENT, None)
                 continue
         kept.append(operation)
-    outputs = tuple(replace(s, value=now.get(s.value, s.value)) for s in graph.outputs)
-    return replace(graph, operations=tuple(kept), constants=tuple(constants), outputs=outputs)
+    return _rewritten(graph, kept, constants, now)
 
 
 #: Elements of a sample: above it, equal samples need digests.
