@@ -147,8 +147,10 @@ class DynamicModel:
             )  # fmt: skip
             with self._lock:
                 if len(self.models) >= MAX_MODELS:
-                    self._by_key.clear()
-                    self.models.pop(next(iter(self.models)))
+                    dropped = self.models.pop(next(iter(self.models)))
+                    for one, found in list(self._by_key.items()):
+                        if found is dropped:
+                            del self._by_key[one]
                 model = self.models.setdefault(key, model)
         return model
 

@@ -210,8 +210,12 @@ def test_calls_find_the_model_by_an_axis_of_each_argument(
         with pytest.raises(stitch.LinkError):
             model(*zeros([(4, width), (2, 4)]))
         assert len(model._by_key) <= 3
-    model.at(n=2, m=2)  # The oldest model is dropped, so it is found no more.
-    assert not model._by_key
+    for n in (1, 5, 9):
+        model(*zeros([(n, 2), (2, 9)]))
+    dropped, *others = map(id, model.models.values())
+    assert dropped in map(id, model._by_key.values())
+    model.at(n=2, m=2)  # The oldest model is dropped, so it is found no more; others are.
+    assert {*map(id, model._by_key.values())} == {*others}
 
 
 @pytest.mark.parametrize(
