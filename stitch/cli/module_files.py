@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from stitch import api
 from stitch.api import DynamicModel
-from stitch.errors import CompileError, FormatError, StitchError, UsageError
+from stitch.errors import FormatError, StitchError, UsageError
 from stitch.files import (
     note_file,
     read_text,
@@ -153,16 +153,8 @@ def _compiled(
     """Compile an ONNX model in memory."""
     if compiling is not None:
         compiling(f"{path} is compiled for {target}, in memory (stitch-compile writes a file)")
-    try:
-        given = None if shapes is None else shapes(onnx_dimensions(path), path, _label(path))
-        return api.compile(path, target=target, input_shapes=given).binary
-    except CompileError as error:
-        raise CompileError(
-            error.what, where=error.where or path, expected=error.expected, got=error.got,
-            remedy=error.remedy if (error.remedy or "").startswith("pip install")
-            else "give each input that has free dimensions by --input=NAME=..., or the dimensions "
-            f"by --at=NAME=N; stitch-compile {path} -o m.ttb takes --input_shape and more",
-        ) from error  # fmt: skip
+    given = None if shapes is None else shapes(onnx_dimensions(path), path, _label(path))
+    return api.compile(path, target=target, input_shapes=given).binary
 
 
 def _program(binary: Binary, function: str, path: str) -> Program:

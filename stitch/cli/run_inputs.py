@@ -371,12 +371,16 @@ def archive_arrays(
         ),
     )
     for name in arrays:
-        try:
-            found = names.find(str(name), where)
-        except UsageError as error:
-            error.remedy = f"name the slot for one array of the file: --{option}=SLOT={word}"
-            raise
-        yield found, arrays[name]
+        yield find_archived(names, str(name), word, option), arrays[name]
+
+
+def find_archived(names: SlotNames, name: str, word: str, option: str) -> list[int]:
+    """Return the slots of an array's name in an `@file.npz` value; raise `UsageError` for none."""
+    try:
+        return names.find(name, f"--{option}={word}")
+    except UsageError as error:
+        error.remedy = f"name the slot for one array of the file: --{option}=SLOT={word}"
+        raise
 
 
 def _arrays(assigned: Mapping[int, str], slots: Sequence[RunInput]) -> dict[int, Array]:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stitch import api, documents
-from stitch.api import Device, DynamicModel
+from stitch.api import Device
 from stitch.cli.chain import Chain, PipelineRunnable, RunInput, Runnable, RunOutput
 from stitch.cli.command import (
     EXIT_FAILURE,
@@ -39,7 +39,7 @@ from stitch.cli.module_files import (
     read_modules,
     with_unique_names,
 )
-from stitch.cli.options import EXPECTED_FORM, INPUT_FORM, OUTPUT_FORM
+from stitch.cli.options import EXPECTED_FORM, OUTPUT_FORM
 from stitch.cli.output_checks import (
     DATABASE,
     JSON,
@@ -66,6 +66,7 @@ from stitch.cli.run_inputs import (
     split_slots,
     text_of_array,
 )
+from stitch.cli.run_sizes import parse_sizes, shapes_for, sizes_for
 from stitch.cli.run_target import (
     AddReports,
     Measured,
@@ -78,9 +79,9 @@ from stitch.cli.run_target import (
 )
 from stitch.cli.tables import table_lines
 from stitch.cli.wiring import wires_of
-from stitch.errors import StitchError, UsageError, closest, unknown
+from stitch.errors import StitchError, UsageError, unknown
 from stitch.files import OutputFiles, make_folder, write_files
-from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
+from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, typed
 from stitch.linker import ProgramNames
 from stitch.machine import Machine, load_machine, with_policies
 from stitch.model import PRODUCER
@@ -99,110 +100,6 @@ from stitch.report import (
     plan_json,
 )
 from stitch.runtime import LoadedProgram
-
-
-def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
-    """Return the sizes of `--at` values.
-
-    Raises:
-        UsageError: A value has another form, or names a size again.
-
-    >>> parse_sizes(["batch=7,length=3"])
-    {'batch': 7, 'length': 3}
-    """
-    sizes: dict[str, int] = {}
-    for text in texts:
-        for part in text.split(","):
-            name, _, number = part.partition("=")
-            if not number.isdecimal() or not number.isascii() or len(number) > 19:
-                raise UsageError("--at takes sizes", expected="NAME=N[,NAME=N]", got=text[:80])
-            if name in sizes:
-                raise UsageError(f"--at gives size {name!r} twice")
-            sizes[name] = int(number)
-    return sizes
-
-
-def sizes_for(
-    model: DynamicModel, path: str, label: str, inputs: Sequence[str], asked: Mapping[str, int],
-    is_alone: bool,
-) -> dict[str, int]:  # fmt: skip
-    """Return the sizes at which a module runs: those asked for, and those of its inputs' shapes.
-
-    Args:
-        model: The module.
-        path: Its file, for errors.
-        label: Its name in `MODULE.SLOT`.
-        inputs: The values of `--input`.
-        asked: The values of `--at`, which may be sizes of other modules.
-        is_alone: Whether the run has no other module: then values may come without names.
-
-    Raises:
-        UsageError: A size is unknown, two inputs disagree, or a shape contradicts `--at`.
-    """
-    slots = [slot.name for slot in model.program.graph.inputs]
-    shapes = _shapes(slots, label, inputs, is_alone)
-    names = model.program.sizes.dims
-    known = model.sizes_of(shapes)
-    for name in names:
-        if name in asked and known.setdefault(name, asked[name]) != asked[name]:
-            raise UsageError(f"--at={name}={asked[name]} contradicts an --input", where=path,
-                             got=f"{name} = {known[name]}")  # fmt: skip
-    missing = [name for name in names if name not in known]
-    if missing:
-        near = [closest(name, missing, f"--at={name}: ") for name in asked if name not in names]
-        raise UsageError(
-            f"the program of {path} has named sizes, and nothing says {', '.join(missing)}",
-            expected=f"an --input of that size, or --at={','.join(f'{n}=N' for n in missing)}",
-            got=", ".join(f"{d.name}: {d.least} to {d.most}" for d in names.values())
-            + "".join(f"; --at={name}={size}" for name, size in asked.items()),
-            remedy="; ".join(filter(None, near)) or None,
-        )
-    return known
-
-
-def shapes_for(
-    dimensions: Dimensions, path: str, label: str,
-    inputs: Sequence[str], asked: Mapping[str, int], is_alone: bool,
-) -> dict[str, tuple[int, ...]]:  # fmt: skip
-    """Return the shapes of the inputs of an ONNX model that `--input` or `--at` gives.
-
-    Args:
-        dimensions: Its inputs; the others are those of `sizes_for`.
-
-    Raises:
-        UsageError: A shape contradicts `--at`.
-    """
-    shapes = _shapes([*dimensions], label, inputs, is_alone)
-    for name, axes in dimensions.items():
-        bound = [asked.get(axis) if isinstance(axis, str) else axis for axis in axes]
-        for axis, size, given in zip(axes, bound, shapes.get(name, ()), strict=False):
-            if axis in asked and size != given:
-                raise UsageError(f"--at={axis}={size} contradicts an --input", where=path,
-                                 got=f"{axis} = {given}")  # fmt: skip
-        if any(isinstance(axis, str) for axis in axes) and None not in bound:
-            shapes.setdefault(name, tuple([size for size in bound if size is not None]))
-    return shapes
-
-
-def _shapes(
-    names: Sequence[str], label: str, inputs: Sequence[str], is_alone: bool
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of `--input` values by the module's inputs; no array is read."""
-    single = [word for word in inputs if not is_archive(word)]
-    split = [
-        (None if name is None else name.removeprefix(f"{label}."), word)
-        for name, word in split_slots(single, is_array_text, "input", INPUT_FORM, "--input")
-    ]
-    shapes: dict[str, tuple[int, ...]] = {}
-    for word in filter(is_archive, inputs):
-        arrays = read_array_file(Path(word.partition("@")[2]), lambda name, shape: False)
-        shapes.update({str(name): arrays[name].shape for name in arrays if name in names})
-    if not is_alone:
-        split = [(name, word) for name, word in split if name in names]
-    for index, word in assign(split, SlotNames(names, "input"), "input").items():
-        shapes[names[index]] = parse_array(word, names[index], ()).shape
-    return shapes
-
 
 # Outputs: `--output` and `--expected_output`.
 
@@ -604,21 +501,21 @@ def _refuse_results(options: argparse.Namespace) -> None:
 
 
 def _chain(options: argparse.Namespace) -> tuple[RunTarget, _Load]:
-    asked, is_alone = parse_sizes(options.at), len(options.module) == 1
+    asked = parse_sizes(options.at)
     used: set[str] = set()
 
     def sizes(model: api.DynamicModel, path: str, label: str) -> dict[str, int]:
         used.update(model.program.sizes.dims)
-        return sizes_for(model, path, label, options.input, asked, is_alone)
+        return sizes_for(model, path, label, options.input, asked, options.module)
 
     def shapes(dimensions: Dimensions, path: str, label: str) -> dict[str, tuple[int, ...]]:
         used.update([axis for axes in dimensions.values() for axis in axes if type(axis) is str])
-        return shapes_for(dimensions, path, label, options.input, asked, is_alone)
+        return shapes_for(dimensions, path, label, options.input, asked, options.module)
 
     with phase("reading modules"):
         modules = with_unique_names(read_modules(
             options.module, options.function, device=options.device, compiling=_note, sizes=sizes,
-            shapes=shapes if options.input or asked else None,
+            shapes=shapes,
         ))  # fmt: skip
     for name in asked:
         if name not in used:

@@ -235,7 +235,7 @@ def bind_inputs(
         except StitchError as error:
             refused.add(info.name)
             problems.append(_line(info.name, error))
-    sizes = _sizes(declared, known)
+    sizes, misfits = _sizes(declared, known), len(problems)
     bound = [
         _bound(one, known.get(one.name), sizes, axes.get(one.name, ()), problems)
         for one in declared if one.name not in refused
@@ -244,11 +244,13 @@ def bind_inputs(
         raise CompileError(
             "the inputs of the model cannot be bound:\n  - " + "\n  - ".join(problems),
             where=title,
-            remedy="give example inputs, or shapes: --input_shape NAME=1x3x224x224 "
+            remedy="run what reads such inputs with ONNX Runtime (onnx.utils.extract_model)"
+            if len(declared) < len(wanted)
+            else None
+            if len(problems) == misfits
+            else "give example inputs, or shapes: --input_shape NAME=1x3x224x224 "
             "(input_shapes={...} in Python); sizes that shall stay free: "
-            'dynamic_shapes={"NAME": stitch.Dim("NAME", 1, 64)}'
-            if len(declared) == len(wanted)
-            else "run what reads such inputs with ONNX Runtime (onnx.utils.extract_model)",
+            'dynamic_shapes={"NAME": stitch.Dim("NAME", 1, 64)}',
         )
     return tuple(one for one in bound if one is not None)
 
