@@ -289,6 +289,30 @@ def test_an_error_lists_the_dimensions_without_bounds_and_no_others() -> None:
         stitch.compile(proto, input_shapes={"x": shape})
 
 
+def test_the_remedies_for_sizes_of_a_model_work() -> None:
+    unnamed = model([node("Neg", ["x"], ["y"])], [info("x", [2, "?"])], ["y"])
+    with pytest.raises(UsageError, match=r'by input and axis: \{"x": \{1: stitch.Dim'):
+        stitch.compile(unnamed, dynamic_shapes={"?": BATCH})
+    stitch.compile(unnamed, dynamic_shapes={"x": {1: BATCH}})
+    two = model([node("Add", ["x", "d"], ["y"])], [info("x", ["batch", 3])], ["y"],
+                {"d": drawn(2, 3)})  # fmt: skip
+    with pytest.raises(CompileError, match="batch=7 was assumed: pass example inputs"):
+        stitch.compile(two, dynamic_shapes={"batch": BATCH})
+    dynamic = stitch.compile(two, (drawn(2, 3),), dynamic_shapes={"batch": BATCH})
+    assert dynamic(drawn(2, 3)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("examples", [{}, {"x": drawn(3, 2), "d": drawn(3, 2)}])
+def test_an_input_with_an_initializer_has_named_sizes_where_it_is_named(examples: Any) -> None:
+    proto = model([node("Add", ["x", "d"], ["y"])], [info("x", ["n", 2]), info("d", ["n", 2])],
+                  ["y"], {"d": drawn(4, 2)})  # fmt: skip
+    axes = {0: stitch.Dim("n", 1, 9)}
+    dynamic = stitch.compile(proto, examples, dynamic_shapes={"x": axes, "d": axes})
+    assert not dynamic.program.guards
+    x = drawn(5, 2)
+    assert np.array_equal(dynamic(x, x + 1), x + (x + 1))
+
+
 def test_an_example_out_of_bounds_is_refused() -> None:
     with pytest.raises(UsageError, match="out of bounds"):
         stitch.compile(made(CASES["fill"]), (drawn(41, 5),), dynamic_shapes={"batch": BATCH})

@@ -70,8 +70,15 @@ def dynamic_axes(
                 got=f"{type(value).__name__}: {value!r}"[:80],
             )  # fmt: skip
         elif key not in declared:
-            raise unknown(f"dynamic_shapes= names {key!r}, which is no input or free dimension of "
-                          "the model", key, (*declared, *sorted(names)), UsageError)  # fmt: skip
+            unnamed = next(  # Such as "?", which is no name: each has a size of its own.
+                ((name, axes.index(None)) for name, axes in declared.items() if None in axes), None
+            )
+            raise unknown(
+                f"dynamic_shapes= names {key!r}, which is no input or free dimension of the model",
+                key, (*declared, *sorted(names)),
+                remedy=unnamed and "give dimensions without a name by input and axis: "
+                f'{{"{unnamed[0]}": {{{unnamed[1]}: stitch.Dim("batch", 1, 64)}}}}',
+            )  # fmt: skip
         elif isinstance(value, Mapping):
             found[key] = _axes(key, declared[key], value)
             for axis, dim in found[key].items():
@@ -536,7 +543,9 @@ def from_onnx_dynamic(
     flat = flat_inputs(read.graph, example_inputs)
     shapes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
     _check_names([info.name for info in flat.graph.input], set(shapes), read.title)
-    defaults = {tensor.name for tensor in read.graph.initializer} - set(shapes)
+    named = set(flat.examples) if isinstance(flat.examples, Mapping) else set()
+    defaults = {tensor.name for tensor in read.graph.initializer}
+    defaults -= named | set(shapes) | set(dynamic_shapes)
     declared: dict[str, tuple[Dimension, ...]] = {}
     for info in flat.graph.input:
         if info.name not in defaults and info.type.WhichOneof("value") == "tensor_type":
@@ -554,14 +563,27 @@ def from_onnx_dynamic(
         examples = _by_position(list(declared), examples, read.title)
     known = {name: tuple(np.shape(value)) for name, value in examples.items()}
     axes = dynamic_axes({**known, **declared}, dynamic_shapes, shapes)
-    sizes = SymbolicSizes(axes)
+    sizes, hints = SymbolicSizes(axes), example_shapes(declared, axes, known, shapes)
     inputs = [
         replace(one, type=ValueType(sizes.shape_of(one.name, one.type.shape), one.type.data_type))
-        for one in bind_inputs(
-            flat.graph, examples, example_shapes(declared, axes, known, shapes), read.title, axes
-        )
+        for one in bind_inputs(flat.graph, examples, hints, read.title, axes)
     ]
-    graph = _translated(read, flat, inputs, Loops(MAX_ROUNDS), sizes)
+    try:
+        graph = _translated(read, flat, inputs, Loops(MAX_ROUNDS), sizes)
+    except CompileError as error:
+        of_examples = {dim.name for name in known for dim in axes.get(name, {}).values()}
+        assumed = {
+            f"{dim.name}={hints[name][axis]}": None
+            for name in hints
+            for axis, dim in axes.get(name, {}).items()
+            if dim.name not in of_examples
+        }
+        if assumed and error.remedy is None:
+            error.remedy = (
+                f"{', '.join(assumed)} was assumed: pass example inputs of sizes at which the "
+                "model runs, or numbers instead of named sizes"
+            )
+        raise
     sizes.locate = lambda: read.title
     return graph, sizes
 
