@@ -19,7 +19,7 @@ from stitch.cli.chain import RunInput, RunOutput
 from stitch.cli.options import INPUT_FORM
 from stitch.errors import FormatError, LayoutError, LinkError, UsageError, closest
 from stitch.files import read_bytes, unreadable
-from stitch.forms import read_array_file, typed
+from stitch.forms import NUMPY_SUFFIXES, read_array_file, typed
 from stitch.linker import Port, ProgramNames, slot_index
 from stitch.program import Array, DataType, InputKind, ValueType
 from stitch.report import counted
@@ -106,8 +106,18 @@ def split_slots(
     split = [split_slot(word, is_value) for word in texts]
     for name, word in split:
         if name is None and not is_value(word):
-            raise UsageError(f"{word[:80]!r} is no {what}", where=where, expected=form)
+            name, _, path = word.rpartition("=")
+            remedy = _for_numpy_file(Path(path), name and f"{name}=")
+            raise UsageError(
+                f"{word[:80]!r} is no {what}", where=where, expected=form, remedy=remedy
+            )
     return split
+
+
+def _for_numpy_file(path: Path, slot: str = "[SLOT=]") -> str | None:
+    """Return the remedy for a NumPy file that is written as another value."""
+    is_numpy = path.suffix.lower() in NUMPY_SUFFIXES
+    return f"write {slot}@{path} for this file" if is_numpy else None
 
 
 def assign(
@@ -217,6 +227,7 @@ def _raw(path: Path, kind: ValueType, count: int) -> Array:
             where=str(path),
             expected=f"{count * dtype.itemsize} bytes for {kind.text()}",
             got=f"{size} bytes",
+            remedy=_for_numpy_file(path),
         )
     array: Array = np.frombuffer(data, dtype)
     keep(array, taken)

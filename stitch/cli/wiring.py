@@ -71,10 +71,15 @@ def _input_name(names: ProgramNames, name: str) -> str:
 
 
 def _with_wires(error: LinkError, names: ProgramNames) -> LinkError:
-    """Return a chain's error with a remedy: the `--wire` options that connect what fits."""
-    texts = likely_words(names)[:4] or ["MODULE.OUTPUT=MODULE.INPUT"]
-    wires = " ".join(f"--wire={word}" for word in texts)
+    """Return a chain's error with a remedy: the `--wire` options that connect what fits, if any."""
+    wires = " ".join(f"--wire={word}" for word in likely_words(names)[:4])
+    remedy = f"connect the slots by name with {wires}; other inputs come from outside"
+    if not wires:
+        remedy = (
+            "compile one module for the other's shapes (--at: sizes that agree), or connect "
+            "other slots by --wire=MODULE.OUTPUT=MODULE.INPUT"
+        )
     return LinkError(
         error.what, where=error.where, expected=error.expected, got=error.got,
-        remedy=f"connect the slots by name with {wires}; other inputs come from outside",
+        remedy=remedy,
     )  # fmt: skip

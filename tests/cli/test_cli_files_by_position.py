@@ -56,6 +56,8 @@ def masked(*names: str) -> None:
         (["--input=c=3x8xf32"], 2, "there is no input 'c'"),
         (["--input=a=3x7xf32", "--at=m=1"], 3, "got [3, 7])\n  where: net.onnx\n"),
         ([], 2, "nothing says n, m\n"),
+        (["--input=a=z.npz"], 2, "try: write a=@z.npz for this file"),
+        (["--input=a=1x1xf32=@z.npz"], 3, "try: write [SLOT=]@z.npz for this file"),
     ],
 )  # fmt: skip
 def test_free_dimensions_of_an_onnx_model_are_those_of_its_inputs_or_of_at(
@@ -119,6 +121,8 @@ def test_a_value_without_a_name_gives_the_sizes_of_the_first_of_several_modules(
         )
         done = cli("run", f"n0.{suffix}", f"n1.{suffix}", f"--input={slot}3xf32=5", "--at=b1=3")
     assert done.code == 0 and "z: 3xf32=5. 5. 5." in done.out, done.err
+    done = cli("run", f"n0.{suffix}", f"n1.{suffix}", f"--input={slot}3xf32=5", "--at=b1=4")
+    assert done.code == 6 and "try: compile one module for the other's shapes (--at" in done.err
 
 
 def test_without_the_package_onnx_a_model_says_what_to_install(
