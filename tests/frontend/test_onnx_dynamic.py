@@ -300,6 +300,10 @@ def test_the_remedies_for_sizes_of_a_model_work() -> None:
         stitch.compile(two, dynamic_shapes={"batch": BATCH})
     dynamic = stitch.compile(two, (drawn(2, 3),), dynamic_shapes={"batch": BATCH})
     assert dynamic(drawn(2, 3)).shape == (2, 3)
+    data = model([node("NonZero", ["x"], ["y"])], [info("x", ["batch", 3])], ["y"])
+    with pytest.raises(CompileError, match="NonZero is not supported") as caught:
+        stitch.compile(data, dynamic_shapes={"batch": BATCH})
+    assert caught.value.remedy is None
 
 
 @pytest.mark.parametrize("examples", [{}, {"x": drawn(3, 2), "d": drawn(3, 2)}])

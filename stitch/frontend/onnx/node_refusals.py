@@ -95,12 +95,18 @@ class Refusals:
         if not any(text == where and str(error) == str(known) for text, known in self._errors):
             self._errors.append((where, error))
 
-    def raise_any(self) -> None:
-        """Raises one error for all that was collected; does nothing if that is nothing."""
+    def raise_any(self, remedy: str | None = None) -> None:
+        """Raises one error for all that was collected; does nothing if that is nothing.
+
+        `remedy` is for operands that do not fit.
+        """
         if self.is_empty:
             return
         if not self._unsupported and len(self._errors) == 1:
-            raise self._errors[0][1]
+            error = self._errors[0][1]
+            if isinstance(error, CompileError):
+                error.remedy = error.remedy or remedy
+            raise error
         lines = [_unsupported_line(op, places) for op, places in self._unsupported.items()]
         lines += [f"{where}: {error.sentence()}" for where, error in self._errors]
         more = len(lines) - MAX_LINES
@@ -110,7 +116,7 @@ class Refusals:
         damaged = all(isinstance(error, FormatError) for _, error in self._errors)
         if self._errors and damaged and not self._unsupported:
             raise FormatError(text, where=self.title)
-        raise CompileError(text, where=self.title)
+        raise CompileError(text, where=self.title, remedy=None if self._unsupported else remedy)
 
 
 def _unsupported_line(op: str, places: list[str]) -> str:

@@ -568,29 +568,27 @@ def from_onnx_dynamic(
         replace(one, type=ValueType(sizes.shape_of(one.name, one.type.shape), one.type.data_type))
         for one in bind_inputs(flat.graph, examples, hints, read.title, axes)
     ]
-    try:
-        graph = _translated(read, flat, inputs, Loops(MAX_ROUNDS), sizes)
-    except CompileError as error:
-        of_examples = {dim.name for name in known for dim in axes.get(name, {}).values()}
-        assumed = {
-            f"{dim.name}={hints[name][axis]}": None
-            for name in hints
-            for axis, dim in axes.get(name, {}).items()
-            if dim.name not in of_examples
-        }
-        if assumed and error.remedy is None:
-            error.remedy = (
-                f"{', '.join(assumed)} was assumed: pass example inputs of sizes at which the "
-                "model runs, or numbers instead of named sizes"
-            )
-        raise
+    of_examples = {dim.name for name in known for dim in axes.get(name, {}).values()}
+    assumed = {
+        f"{dim.name}={hints[name][axis]}": None
+        for name in hints
+        for axis, dim in axes.get(name, {}).items()
+        if dim.name not in of_examples
+    }
+    remedy = (
+        f"{', '.join(assumed)} was assumed: pass example inputs of sizes at which the model runs, "
+        "or numbers instead of named sizes"
+    )
+    graph = _translated(
+        read, flat, inputs, Loops(MAX_ROUNDS), sizes, remedy if assumed else None
+    )  # fmt: skip
     sizes.locate = lambda: read.title
     return graph, sizes
 
 
 def _translated(
     read: OnnxModel, flat: FlatInputs, inputs: Sequence[BoundInput], loops: Loops,
-    sizes: SymbolicSizes | None = None,
+    sizes: SymbolicSizes | None = None, remedy: str | None = None,
 ) -> ComputationGraph:  # fmt: skip
     fixed: set[str] = set()
     while True:
@@ -604,7 +602,7 @@ def _translated(
         if wanted:
             fixed.update(_fixable(inputs, wanted, walk, read))
             continue
-        walk.refusals.raise_any()
+        walk.refusals.raise_any(remedy)
         if not outputs:
             raise CompileError("all outputs of the model are empty sequences", where=read.title)
         checks = {one.name: one.example for one in inputs if one.name in fixed}
