@@ -3,8 +3,9 @@ token of `generate()`, whose cache has a size not seen before.
 
 For each network of `--networks`, compiled once with named sizes: microseconds of processor time an
 operation that `at` takes at sizes not seen before (the least, median, mean and most of `--sizes`
-random ones, after three that warm up; of `--batches` batches of sizes the one with the least median
-counts), how many operations the programs have, and what compiling at such a size takes beside it.
+random ones, after three that warm up; the networks take turns, and of `--batches` batches of each
+that with the middle one of their medians counts), how many operations the programs have, and what
+compiling at such a size takes beside it.
 `transformer` is traced from NumPy, `resnet` is torchvision's form by `torch.nn`, `bert` and `llama`
 are of `transformers` with random weights.
 
@@ -141,31 +142,43 @@ NETWORKS: dict[str, Callable[[int], Compiled]] = {
 }
 
 
-def at_times(compiled: Compiled, batches: int, count: int, seed: int) -> dict[str, Any]:
-    """What `at` takes at random sizes, in microseconds an operation."""
-    (model, compile_at), draw = compiled, random.Random(seed)
-    dims = model.program.sizes.dims.values()
+class AtTimes:
+    """What `at` of a network takes at random sizes, in microseconds an operation."""
 
-    def drawn() -> dict[str, int]:
-        return {dim.name: draw.randint(dim.least, dim.most) for dim in dims}
+    def __init__(self, compiled: Compiled, seed: int) -> None:
+        self._model, self._compile_at = compiled
+        self._draw = random.Random(seed)
+        self._operations: list[int] = []
+        self._batches: list[list[float]] = []
+        for _ in range(WARMING):
+            self._model.program.at(**self._drawn())
 
-    def time_of_at() -> float:
-        sizes, began = drawn(), time.process_time()
-        operations.append(len(model.program.at(**sizes).operations))
-        return 1e6 * (time.process_time() - began) / operations[-1]
+    def _drawn(self) -> dict[str, int]:
+        dims = self._model.program.sizes.dims.values()
+        return {dim.name: self._draw.randint(dim.least, dim.most) for dim in dims}
 
-    operations: list[int] = []
-    for _ in range(WARMING):
-        model.program.at(**drawn())
-    taken = [[time_of_at() for _ in range(count)] for _ in range(batches)]
-    best, began = min(taken, key=statistics.median), time.process_time()
-    compile_at({"batch": 3, "length": 5, **drawn()})
-    compiling = 1e6 * (time.process_time() - began) / operations[-1]
-    return {
-        "operations": statistics.mean(operations), "least": min(best),
-        "median": statistics.median(best), "mean": statistics.mean(best), "most": max(best),
-        "compiling": compiling, "medians": [statistics.median(batch) for batch in taken],
-    }  # fmt: skip
+    def add_batch(self, count: int) -> None:
+        """Time `at` at so many sizes."""
+        self._batches.append([])
+        for _ in range(count):
+            sizes, began = self._drawn(), time.process_time()
+            operations = len(self._model.program.at(**sizes).operations)
+            self._batches[-1].append(1e6 * (time.process_time() - began) / operations)
+            self._operations.append(operations)
+
+    def row(self) -> dict[str, Any]:
+        """What the middle batch by its median took, and what compiling at a size takes."""
+        batches, began = sorted(self._batches, key=statistics.median), time.process_time()
+        middle = batches[len(batches) // 2]
+        self._compile_at({"batch": 3, "length": 5, **self._drawn()})
+        compiling = 1e6 * (time.process_time() - began) / self._operations[-1]
+        return {
+            "operations": statistics.mean(self._operations), "least": min(middle),
+            "median": statistics.median(middle), "mean": statistics.mean(middle),
+            "most": max(middle),
+            "compiling": compiling,
+            "medians": [statistics.median(batch) for batch in self._batches],
+        }  # fmt: skip
 
 
 #: Functions whose calls are timed, and the named axes of their arguments; all are 8 x 8.
@@ -237,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = bench_parser(__doc__)
     parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--layers", type=from_one, default=4, help="layers of a network")
-    parser.add_argument("--batches", type=from_one, default=3, help="batches of sizes for at()")
+    parser.add_argument("--batches", type=from_one, default=9, help="batches of sizes for at()")
     parser.add_argument("--sizes", type=from_one, default=40, help="random sizes of a batch")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sizes")
     parser.add_argument("--rounds", type=from_one, default=400)
@@ -245,17 +258,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=40, help="tokens at new sizes; 0: none")
     parser.add_argument("--widths", nargs="*", type=from_one, default=[64], help="of their Llamas")
     options = parser.parse_args(arguments)
-    missed, rows = [], {}
-    for name in options.networks:
-        row = rows[name] = at_times(
-            NETWORKS[name](options.layers), options.batches, options.sizes, options.seed
-        )
+    missed = []
+    times = {name: AtTimes(NETWORKS[name](options.layers), options.seed)
+             for name in options.networks}  # fmt: skip
+    for _ in range(options.batches):
+        for network in times.values():
+            network.add_batch(options.sizes)
+    rows = {name: network.row() for name, network in times.items()}
+    for name, row in rows.items():
         if row["median"] > AT_GOAL_US:
             missed.append(f"at() of {name}: {row['median']:.1f} us, goal {AT_GOAL_US:.0f}")
         if not options.json:
-            times = "  ".join(f"{what} {row[what]:.1f}" for what in list(row)[1:-1])
+            shown = "  ".join(f"{what} {row[what]:.1f}" for what in list(row)[1:-1])
             medians = " ".join(f"{median:.1f}" for median in row["medians"])
-            print(f"{name:>12}  {row['operations']:.0f} operations  us each: {times}  "
+            print(f"{name:>12}  {row['operations']:.0f} operations  us each: {shown}  "
                   f"medians of the batches: {medians}")  # fmt: skip
     called = {kind: call_times(kind, options.rounds, options.calls) for kind in CALLS}
     missed += [
