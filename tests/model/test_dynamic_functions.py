@@ -21,6 +21,8 @@ def ones(*shape: int) -> Any:
 FREE: dict[str, Callable[[Any], Any]] = {
     "x[1:]": lambda x: x[1:],
     "x[:-1]": lambda x: x[:-1],
+    "x[::-1]": lambda x: x[::-1],
+    "flip of all axes": lambda x: np.flip(x),
     "x[:, 2:5]": lambda x: x[:, 2:5],
     "x[-1]": lambda x: x[-1],
     "x[n - 1]": lambda x: x[x.shape[0] - 1],
@@ -65,7 +67,6 @@ FREE: dict[str, Callable[[Any], Any]] = {
 #: Those that need the number; a later version may free them.
 SPECIALISED: dict[str, Callable[[Any], Any]] = {
     "x[::2]": lambda x: x[::2],
-    "x[::-1]": lambda x: x[::-1],
     "x.sum(0) / n": lambda x: x.sum(0) / x.shape[0],
     "triu": lambda x: np.triu(x),
     "diagonal": lambda x: np.diagonal(x),
