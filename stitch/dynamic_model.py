@@ -61,10 +61,11 @@ class DynamicModel:
     structure: CallStructure | None = None
     #: The same by the shapes of the arguments that have all sizes; see `_key_of`.
     _by_key: dict[Hashable, CompiledModel] = field(default_factory=dict)
-    #: The first of these arguments by position and by name, and the further ones.
-    _position: int = field(init=False)
-    _name: str = field(init=False)
-    _others: tuple[tuple[int, str], ...] = field(init=False)
+    #: These arguments by name, and by position: the first, the second and further ones.
+    _names: tuple[str, ...] = field(init=False)
+    _first: int = field(init=False)
+    _second: int | None = field(init=False)
+    _others: tuple[int, ...] = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -74,10 +75,11 @@ class DynamicModel:
                 f"no input of program {self.program.graph.name!r} has an axis of a named size",
                 expected='dynamic_shapes={"x": {0: stitch.Dim("batch", 1, 64)}}',
             )
-        (position, name), *others = sized
-        object.__setattr__(self, "_position", position)
-        object.__setattr__(self, "_name", name)
-        object.__setattr__(self, "_others", tuple(others))
+        first, second, *others = (*[position for position, _ in sized], None)
+        object.__setattr__(self, "_names", tuple([name for _, name in sized]))
+        object.__setattr__(self, "_first", first)
+        object.__setattr__(self, "_second", second)
+        object.__setattr__(self, "_others", tuple(others[:-1]))
 
     def __repr__(self) -> str:
         return f"<DynamicModel for {self.target}: {self.program.text()}>"
@@ -166,12 +168,13 @@ class DynamicModel:
         if structure is None and not named:
             try:
                 # `_key_of` by position: written out, since its call takes a third of the time.
-                key: Hashable = arguments[self._position].shape
-                if self._others:
-                    for position, _ in self._others:
-                        key = key, arguments[position].shape
+                key = arguments[self._first].shape
+                if self._second is not None:
+                    key = key + arguments[self._second].shape
+                    for position in self._others:
+                        key = key + arguments[position].shape
                 model = self._by_key[key]
-            except (AttributeError, IndexError, KeyError, TypeError):
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError):
                 pass  # A new size, a list, or an error that `_model_for` raises.
             else:
                 try:
@@ -185,7 +188,7 @@ class DynamicModel:
             return self._model_for(arguments, named)(*arguments, **named)
         try:
             model = self._by_key[self._key_of(slots)]
-        except (AttributeError, KeyError, TypeError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             model = self._model_for((), slots)
         try:
             return model.call_slots(slots)
@@ -219,11 +222,12 @@ class DynamicModel:
                 )  # fmt: skip
         return {name: size for name, (size, _) in found.items()}
 
-    def _key_of(self, inputs: Mapping[str, Any]) -> Hashable:
-        """Return the shapes of the inputs that have all sizes: of one, or in nested pairs."""
-        key: Hashable = inputs[self._name].shape
-        for _, name in self._others:
-            key = key, inputs[name].shape
+    def _key_of(self, inputs: Mapping[str, Any]) -> Any:
+        """Return the shapes of the inputs that have all sizes, one after the other."""
+        first, *others = self._names
+        key = inputs[first].shape
+        for name in others:
+            key = key + inputs[name].shape
         return key
 
     def _model_for(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> CompiledModel:
